@@ -1,4 +1,4 @@
-"""`Execution`: the functions that compile and run a family's kernels.
+"""`Execution`: the functions that compile and run the kernels of a kernel family.
 
 This is the half of a family that needs torch and Triton; `family` has the half that needs neither.
 """
@@ -43,13 +43,14 @@ class Execution:
     """The functions that compile and run a family's kernels.
 
     Args:
-        backward, forward: (tensors, extras, call, plan, site's name) -> the function that runs this call outside of
-            Inductor, for tensors with the layouts of these.
-        compiled, compiled_forward: compile the kernels of the backward, and of the forward.
+        backward, forward: functions of (tensors, extra tensors, call, plan, site's name).  They return the function
+            that runs this call outside of Inductor, for any tensors with the layouts of those given.
+        compiled, compiled_forward: functions of (site, plan, device).  They compile the kernels of the backward, and of
+            the forward, and return an iterator over Triton's compiled kernels.
         templates: whether Inductor lowers the kernels from templates.  If not, the graph calls the operator, which runs
             `backward`.
-        q_lens: (site, typical number of queries) -> the numbers of queries for which the site needs different forward
-            kernels.
+        q_lens: a function of (site, typical number of queries).  It returns numbers of queries, one for each variant of
+            the forward kernels that the site may need.
     """
 
     backward: Callable[[Sequence[Tensor], Sequence[Tensor], Call, Plan, str], Run]

@@ -1,4 +1,4 @@
-"""The registered kernel families, in order of preference."""
+"""The registered kernel families, from the most general to the most specialised."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Documents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tile shapes for a backward, with their costs in the unit of this module.
+    """Tile shapes for a backward, with costs; 1 is the time of a 128 x 128 tile pair (five matmuls) at the best rate.
 
     Args:
         dkdv: tiles of the kernel that computes dk and dv, and in one pass dq, too.
@@ -60,7 +60,8 @@ class Family:
         name: the value of `Plan.kernel` and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
         reads: the mask relations whose operands the kernels read.
-        scores: the subset of `Traits.scores` that the kernels compute.
+        scores: what the kernels can apply to scores and probabilities (bias, softcap, dropout, ...), a subset of
+            `SCORES`.
         cta_per_query_head: whether every query head has CTAs of its own; if not, the CTAs of a kv head iterate over all
             query heads of its group.
         tile_schedules_by_tables: whether, under a mask that is data, the kernels iterate over the visible tile pairs
@@ -81,19 +82,23 @@ class Family:
     times: Mapping[str, object] = {}
 
     def runs_on(self, arch: str, bits: int) -> bool:
-        """Returns whether there are kernels for `arch`, an architecture with tables, and a dtype of `bits` bits."""
+        """Returns whether the family has kernels for an architecture and for dtypes of `bits` bits.
+
+        Args:
+            arch: "cpu", or a GPU architecture that has tables of tiles, such as "sm_90".
+        """
         raise NotImplementedError
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        """Returns whether the backward covers the head dims of q and k and of v, both multiples of 8."""
+        """Returns whether the backward covers `head_dim` (q and k) with `value_dim` (v), both multiples of 8."""
         raise NotImplementedError
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
-        """Returns the backward tiles to choose from, for a site that the family covers."""
+        """Returns the backward tile shapes to choose from, with their costs, for a site that the family covers."""
         raise NotImplementedError
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
-        """Returns the tiles of the family's forward for a site, or None if it has none.
+        """Returns the tiles of the family's forward for a site, or None if the family has no forward for it.
 
         Args:
             backward: the name of the family that runs the backward.
@@ -108,9 +113,7 @@ class Family:
         return None
 
     def covers_dims(self, site: Site, arch: str) -> bool:
-        """Returns whether the family covers the dtype and the head dims of `site` on `arch`, an architecture with
-        tables.
-        """
+        """Returns whether the family covers the dtype and the head dims of `site` on `arch`, given as for `runs_on`."""
         dims = site.head_dim, site.value_dim
         return (
             self.runs_on(arch, BITS[site.dtype])
@@ -119,7 +122,7 @@ class Family:
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Returns whether the family can run `site` on `arch`, an architecture with tables."""
+        """Returns whether the family can run `site` on `arch`: it supports dtype, head dims, mask and scores."""
         return self.covers_dims(site, arch) and not self.lacks(site.call.traits)
 
     def why_not(self, site: Site, arch: str) -> str:
@@ -131,7 +134,10 @@ class Family:
         return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
 
     def lacks(self, traits: Traits) -> list[str]:
-        """Returns the parts of a call that the family's kernels do not compute, in words."""
+        """Returns the features of a call that the kernels do not support, as verb phrases for an error message.
+
+        The list is empty if all are supported.
+        """
         unread = [kind.NAME for kind in traits.kinds if kind.RELATION not in self.reads]
         missing = traits.scores - self.scores
         added = missing.intersection(ADDED)
@@ -144,7 +150,8 @@ class Family:
 
         Args:
             gpu: a GPU for which at least one family has measured times.
-            documents: as for `planning.prediction.predicted_us`.
+            documents: the lengths of the packed documents in tokens; None without documents or where lengths are
+                unknown.
         """
         return f"the {self.name} kernels are not calibrated"
 
@@ -157,8 +164,9 @@ class Family:
         return None
 
     def beside_steps(self, site: Site, arch: str, gpu: str) -> float:
-        """Returns the overhead of a tile schedule outside of its iterations, in iterations; 0 if it was not
-        measured.
+        """Returns the time that a CTA spends outside the loop over a tile schedule, in iterations of the loop.
+
+        It is 0 if it was not measured.
         """
         return 0.0
 

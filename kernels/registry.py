@@ -1,4 +1,4 @@
-"""Runs a plan: looks up the family by the name in the plan and calls its kernels, outside of Inductor."""
+"""Finds the kernel family that a plan names, and runs its kernels outside of Inductor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .families import FAMILIES, family
 
 
 def execution(name: str, argument: str = "family") -> Execution:
-    """Returns the `Execution` of the family with this name, a `Plan.kernel` or a `Plan.forward`.
+    """Returns the `Execution` of the family with this name, the value of a `Plan.kernel` or a `Plan.forward`.
 
     Raises:
         ArgumentError: no family has this name; the error names `argument`.
@@ -23,9 +23,9 @@ def execution(name: str, argument: str = "family") -> Execution:
 
 
 def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
-    """Returns the function that runs a backward outside of Inductor, for tensors with the layouts of these.
+    """Returns the function that runs a backward outside of Inductor, for any tensors with the layouts of `tensors`.
 
-    For families that are lowered from templates, the reference runs instead.
+    For families that are lowered from templates, the reference executor (plain ATen) runs instead.
 
     Args:
         site: the site's name, for profiles.
@@ -37,9 +37,9 @@ def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pl
 
 
 def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
-    """Returns the function that runs a forward outside of Inductor, for tensors with the layouts of these.
+    """Returns the function that runs a forward outside of Inductor, for any tensors with the layouts of `tensors`.
 
-    It runs the kernels of `plan.forward`.
+    It runs the kernels of `plan.forward`, or the reference executor if that family is lowered from templates.
 
     Raises:
         ArgumentError: the plan keeps the graph's own forward or has no forward tiles, or the family's kernels do not
@@ -52,5 +52,5 @@ def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pla
 
 
 def has_templates(name: str) -> bool:
-    """Returns whether the family with this name, a `Plan.kernel` or a `Plan.forward`, is lowered from templates."""
+    """Returns whether Inductor lowers the family with this name from templates; False if no family has this name."""
     return any(each.name == name for each in FAMILIES) and execution(name).templates

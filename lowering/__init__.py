@@ -24,9 +24,9 @@ def register() -> None:
 
 
 def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: bool = True) -> None:
-    """Compiles the kernels of a site, before its graph is rewritten; see `ahead.compile_kernels`.
+    """Compiles the kernels of a site, before its graph is rewritten; arguments as for `ahead.compile_kernels`.
 
-    Raises what the compiler raised, so that the site can be left unchanged.
+    An error of the compiler is raised here, so that the site can be left unchanged.
     """
     from . import ahead
 

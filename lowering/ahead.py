@@ -62,7 +62,10 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
 
 
 def check_settings(plan: Plan) -> None:
-    """Raises ArgumentError if Inductor would benchmark ordered templates: a replay would find used semaphores."""
+    """Raises ArgumentError for a plan with an ordered schedule if Inductor would benchmark its templates.
+
+    A benchmark runs a kernel repeatedly, and from the second run on it would find used semaphores.
+    """
     if plan.dq is None and configs.inductor.benchmark_fusion:
         raise ArgumentError("torch._inductor.config.benchmark_fusion", True, "False with an ordered schedule")
 

@@ -1,4 +1,4 @@
-"""Lowering of the backward operator: a template per kernel, or a call of the operator.
+"""Inductor lowering of the attention backward: one Triton template per kernel, or a call of the operator.
 
 `kernels.registry` knows which families have templates; Gluon kernels are launched by the operator.
 """
@@ -61,7 +61,11 @@ def attention_backward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """Lowers `attention_backward`: the results of one site, with shapes as in `ops`."""
+    """Lowers the operator `attention_backward`; returns the gradients of one attention, with shapes as in `ops`.
+
+    They are dq, dk, dv and the others that `Call.results` names.  The arguments are those of the operator; `call`,
+    `plan` and `site` are texts.
+    """
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
@@ -110,10 +114,11 @@ class _Kernels:
         self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> dict[str, TensorBox]:
-        """Returns the results by name: the dq kernel also writes delta, which the dk/dv kernel reads.
+        """Lowers the backward of a two-pass plan; returns its results by name: dq, delta, dk, dv and, if wanted, dbias.
 
-        The bias gradient comes from the dq kernel or a separate one with equal bits.  With a dense mask the two kernels
-        give different bits (seen on an H200), so there the dq kernel is always used.
+        The dq kernel also writes delta, which the dk/dv kernel reads.  The bias gradient comes from the dq kernel or a
+        separate one with equal bits.  With a dense mask the two kernels give different bits (seen on an H200), so there
+        the dq kernel is always used.
         """
         if not self.has_dbias:
             dq, delta = self._dq()
@@ -129,12 +134,10 @@ class _Kernels:
         return {"dq": dq, "delta": delta} | self._dkdv(delta, None) | {"dbias": gradient}
 
     def one_pass(self) -> dict[str, TensorBox]:
-        """Lowers the backward of a one-pass plan; returns delta, dq, dk, dv and, if there is a bias, dbias, by
-        name.
+        """Lowers the backward of a one-pass plan; returns its results by name: delta, dq, dk, dv and, if wanted, dbias.
 
-        One kernel computes delta; the main kernel computes dk and dv, and adds to an fp32 dq accumulator in a
-        fixed order. dq is then scaled and cast to the dtype of query.  A separate kernel computes the bias
-        gradient.
+        One kernel computes delta; the main kernel computes dk and dv, and adds to an fp32 dq accumulator in a fixed
+        order.  dq is then scaled and cast to the dtype of query.  A separate kernel computes the bias gradient.
         """
         delta = self._delta()
         found = {"delta": delta} | self._one_pass(delta)
@@ -297,12 +300,13 @@ class _Kernels:
 
 
 def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
-    """Returns whether there are enough programs if each owns a q tile of a bias gradient and loops over what is summed.
+    """Returns whether the kernel that has one program per q tile of a bias gradient fills the GPU.
 
-    Dynamic sizes count as nominal ones; the choice affects speed alone.
+    A program loops over all that is summed.  Dynamic sizes count as nominal ones; the choice affects speed alone.
 
     Args:
-        size: batch elements and heads that are not summed, q_len, and kv_len; integers or sympy expressions.
+        size: the shape of the bias gradient, [batch, heads, q_len, kv_len], with 1 where it is summed; integers or
+            sympy expressions.
         block_q: rows of a q tile.
     """
     nominal = NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN

@@ -1,4 +1,4 @@
-"""Lowering of `attention_forward`: a Triton template where the plan's forward has one, else the operator."""
+"""Inductor lowering of the attention forward: a Triton template if its family has one, else the operator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def attention_forward(
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
-    """Lowers `attention_forward`: out and log-sum-exp of one site, with shapes as in `ops`.
+    """Lowers the operator `attention_forward`; returns (out, log-sum-exp) of one attention, with shapes as in `ops`.
+
+    The arguments are those of the operator; `call`, `plan` and `site` are texts.
 
     Raises:
         ArgumentError: fp32 cannot represent the scale.

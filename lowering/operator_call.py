@@ -1,9 +1,9 @@
-"""A call of one of our operators in the code that Inductor generates.
+"""Calls our operators in the code that Inductor generates.
 
 Python wrappers call the operator's attribute `direct`, because going through PyTorch's dispatcher to a Python
-implementation takes longer than all other host work of an attention.  Wrappers in C++ or as a graph call the operator.
-An implementation that prepares layouts also gets the layouts of its tensors as one string, if they are static:
-comparing it takes less time than querying the tensors.
+implementation takes longer than all other host work of an attention.  C++ and FX wrappers call the operator itself.  An
+implementation that caches launchers by tensor layout also gets the layouts of its tensors as one string, if they are
+static: comparing it takes less time than querying the tensors.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
 
 
 def register() -> None:
-    """Registers the lowering of `mask_tables`, which is always such a call."""
+    """Registers the lowering of the operator `mask_tables`, which is always an `operator_call`."""
     register_lowering(mask_tables, type_promotion_kind=None)(partial(operator_call, mask_tables))
 
 
 def operator_call(operator: OpOverload, *args: Any) -> Sequence[TensorBox]:
-    """Returns the results of a call of an operator that has the attribute `direct`."""
+    """Adds a call of `operator`, which has the attribute `direct`, to the graph, and returns its results."""
     results: Sequence[TensorBox] = tree_map_only(IRNode, TensorBox.create, _OperatorCall.create(operator, *args))
     return results

@@ -1,5 +1,6 @@
-"""Lowering of `dropout_seed`: an element of the random numbers that Inductor draws once per graph, as CUDA graphs
-need.
+"""Inductor lowering of `dropout_seed`: the seed is one of the random numbers that Inductor draws once per graph.
+
+CUDA graphs need them to be drawn this way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def register() -> None:
 
 
 def dropout_seed(drawn: TensorBox, site: str) -> TensorBox:
-    """Lowers `ops.dropout_seed`; returns the seed of one attention site, int64 [1], which has the value of `drawn`.
+    """Lowers the operator `dropout_seed`; returns the seed of one attention site, int64 [1], with the value of `drawn`.
 
     Args:
         drawn: an int64 scalar, one of the random numbers that Inductor draws for the graph.

@@ -1,4 +1,4 @@
-"""Single-choice Triton templates, and the buffers around them; shared by the lowerings of both operators.
+"""Adds Triton templates with a single choice each to Inductor's graph; shared by forward and backward.
 
 There is never more than one choice: Inductor would benchmark several, which is not deterministic and would replay a
 kernel on semaphores that were zeroed once.
@@ -41,7 +41,15 @@ def template(
     cooperative: bool = False,
     **extra: Any,
 ) -> TensorBox:
-    """Adds one kernel to the graph, with the template as its only choice; `cooperative` makes all CTAs co-resident."""
+    """Adds a kernel to Inductor's graph, with one template as its only choice, and returns its output buffer.
+
+    Args:
+        name, text, grid: the template's name, source and grid function.
+        layout: the layout of the output.
+        mutated: those of `inputs` that the kernel writes, too.
+        call_sizes: the sizes that are passed to `grid`.
+        cooperative: whether the launch is cooperative: all CTAs are resident.
+    """
     choices: list[Any] = []
     error = _compiled_template(name, text, grid).maybe_append_choice(
         choices,
@@ -64,19 +72,19 @@ def template(
 def q_grid(
     batch: Any, heads: Any, q_len: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
 ) -> tuple[Any, int, int]:
-    """Returns a grid of one program per q tile of every query head."""
+    """Returns the grid (x, y, z) of a kernel with one program per q tile of every query head."""
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 
 def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
-    """As `ops.heads_first`."""
+    """Returns the operator's tensors as [batch, heads, length, head dim]; packed ones get batch size 1, others stay."""
     if call.mask.varlen_layout is None:
         return tensors
     return [lowerings[aten.permute](lowerings[aten.unsqueeze](x, 0), [0, 2, 1, 3]) for x in tensors]
 
 
 def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
-    """Applies the inverse of `heads_first` to results."""
+    """Returns results [batch, heads, length, head dim] in the operator's shapes: the inverse of `heads_first`."""
     if call.mask.varlen_layout is None:
         return results
     return [lowerings[aten.squeeze](lowerings[aten.permute](x, [0, 2, 1, 3]), 0) for x in results]
@@ -97,11 +105,15 @@ def realized(x: TensorBox) -> TensorBox:
 
 
 def strides(size: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Returns the strides of a dense buffer with this order of dimensions, largest stride first, as sympy integers."""
+    """Returns the strides of a dense buffer, in elements, as sympy integers.
+
+    Args:
+        order: the dimensions, from the largest stride to the smallest.
+    """
     return [sympy.sympify(stride) for stride in dense_strides(size, order)]
 
 
 def empty(size: Sequence[Any], order: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorBox:
-    """Returns an uninitialised buffer for a kernel to write."""
+    """Returns an uninitialised dense buffer for a result; `order` lists its dimensions, largest stride first."""
     buffer: TensorBox = empty_strided(list(size), strides(size, order), dtype=dtype, device=device)
     return buffer

@@ -1,4 +1,4 @@
-"""The tensors that a call reads in addition to query, key and value, as inputs of templates."""
+"""The tensors that a call reads in addition to query, key and value (masks, biases, ...), as inputs of templates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Vectors:
-    """The extra tensors of a call for the kernels of one site, each computed at most once.
+    """The extra tensors of a call in the form in which a site's kernels read them, each computed at most once.
 
     Args:
-        plane: batch, query heads, q_len and kv_len of the mask.
-        heads: kv heads.
+        extras: the operator's extra tensors, which `call` references by index.
+        plane: the shape of the scores: batch, query heads, q_len and kv_len of the mask.
+        heads: the number of kv heads.
     """
 
     def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
@@ -46,9 +47,12 @@ class Vectors:
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
-        """Returns the tensors in the order in which a template takes them; `sums_keys` as in `templates.reads_keys`.
+        """Returns the extra tensors of a template in the order in which it takes them, without the operands `of_rows`.
 
         A tensor that serves both queries and keys is passed as two arguments.
+
+        Args:
+            sums_keys: as in `templates.reads_keys`.
         """
         traits, found = self._call.traits, [of[role] for relation, of in self._relations for role in relation.roles]
         if templates.reads_keys(traits, sums_keys=sums_keys):
@@ -60,12 +64,12 @@ class Vectors:
 
     @property
     def of_rows(self) -> list[TensorBox]:
-        """The operands of rows, which only kernels for rows take."""
+        """The operands with one value per row (sinks, gradient of the log-sum-exp), for kernels that own rows."""
         return [tensor for name, tensor in self._operands.items() if OPERANDS[name].changes == "rows"]
 
     @property
     def varlen_layout(self) -> list[TensorBox]:
-        """The token offsets and counts of a varlen layout; empty where tokens are rows."""
+        """[token offsets, token counts] of the row blocks of a varlen layout; an empty list without one."""
         return self._varlen_layout
 
     def _operand(self, name: str, tensor: TensorBox) -> TensorBox:
@@ -165,14 +169,17 @@ def _both(a: TensorBox, b: TensorBox) -> TensorBox:
 
 
 def in_words(x: TensorBox) -> TensorBox:
-    """`x` as a buffer of elements of at least 32 bits, as Note [Data operands] wants them: as int32 if it has fewer."""
+    """Returns `x` as a buffer whose elements have at least 32 bits: smaller ones are converted to int32.
+
+    Note [Data operands] in kernels/portable/device/groups.py gives the reason.
+    """
     return realized(x if x.get_dtype().itemsize >= 4 else lowerings[prims.convert_element_type.default](x, torch.int32))
 
 
 def sizes_of(
     call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
 ) -> templates.Sizes:
-    """Returns the sizes of a call; lengths are those of its mask."""
+    """Returns the `Sizes` of a call for its templates; with a varlen layout the lengths are those of padded rows."""
     guard, layout = V.graph.sizevars.guard_int, call.mask.varlen_layout
     (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
     if layout is not None:
@@ -182,7 +189,7 @@ def sizes_of(
 
 
 def expanded(x: TensorBox, size: Sequence[Any], *, missing: int = 0) -> TensorBox:
-    """Returns a view of `x` with this size: dimensions of size 1 are broadcast without a copy.
+    """Returns a view of `x` with the shape `size`: dimensions of size 1 are broadcast without a copy.
 
     Args:
         missing: index of the dimension that `x` may lack.

@@ -28,11 +28,11 @@ class Group(NamedTuple):
         return tuple(self.types)
 
     def signature(self) -> tuple[str, ...]:
-        """Returns the types as a named tuple, from which device code takes the names."""
+        """Returns Triton's types of the arguments as a named tuple, from which device code takes their names."""
         return _named(self.types)
 
     def values(self, **values: Any) -> tuple[Any, ...]:
-        """Returns the arguments of a launch in the order of the signature.
+        """Returns the arguments of a launch, given by name, as a tuple in the order of the signature.
 
         Raises:
             ArgumentError: the names are not exactly those of the group.
@@ -47,31 +47,37 @@ Groups = Group | None | Mapping[str, Group | None]
 
 
 def signature(of: Groups) -> Any:
-    """Returns Triton's signature of groups: their types, named, and "constexpr" for an absent group."""
+    """Returns the entry in a Triton signature for a parameter that is a group or several groups.
+
+    A group has a named tuple of types, an absent one "constexpr".
+    """
     if of is None:
         return "constexpr"
     return of.signature() if isinstance(of, Group) else _named({name: signature(group) for name, group in of.items()})
 
 
 def groups(path: tuple[int, ...], of: Groups) -> list[tuple[tuple[int, ...], Group | None]]:
-    """Lists the groups in `of`, each with its path in the signature; `path` is the path of `of` itself."""
+    """Lists the groups in `of` as pairs (path, group).
+
+    A path is a tuple of indices into the signature; `path` is that of `of` itself.
+    """
     if of is None or isinstance(of, Group):
         return [(path, of)]
     return [((*path, i), group) for i, group in enumerate(of.values())]
 
 
 def integers(*names: str) -> dict[str, str]:
-    """Returns the types of int32 arguments with these names."""
+    """Returns the Triton types ("i32") of int32 arguments, by these names."""
     return dict.fromkeys(names, "i32")
 
 
 def constants(values: tuple[Any, ...]) -> tuple[str, ...]:
-    """Returns the signature of a named tuple of compile-time constants."""
+    """Returns the signature entry for a named tuple of compile-time constants: "constexpr" under each name."""
     return _named(dict.fromkeys(values._fields, "constexpr"))  # type: ignore[attr-defined]  # it has names
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Yields arguments, or their types, with tuples (groups) flattened."""
+    """Yields kernel arguments, or their types, one by one; the members of tuples (groups) take their tuple's place."""
     for value in values:
         if isinstance(value, tuple):
             yield from flat(value)

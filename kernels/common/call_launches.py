@@ -61,7 +61,7 @@ def named_arguments(function: Any, **values: Any) -> tuple[Any, ...]:
 
 
 def unknown_addresses(count: int) -> list[Address]:
-    """Returns one `Address` per tensor of a call, in their order."""
+    """Returns an `Address` (placeholder) for each of `count` tensors of a call, in their order."""
     return [Address(number) for number in range(count)]
 
 
@@ -93,10 +93,11 @@ class CallLaunches:
     """The allocations and launches of a call on one device, for any addresses of its operands.
 
     Args:
-        asked: the launches in order.  Their addresses number the operands first, then `allocated`; those of
-            descriptors are multiples of 16 bytes in every call.
+        asked: the launches in order.  Their addresses number the operands first, then `allocated`; those of descriptors
+            are multiples of 16 bytes in every call.
         allocated: the tensors that every call allocates, results first.
-        results: how many of them the call returns; the others only live until the kernels are launched.
+        results: how many of the allocated tensors the call returns; the others only live until the kernels are
+            launched.
         device: the index of the device.
     """
 
@@ -107,10 +108,12 @@ class CallLaunches:
         self._free: list[_Block] = []  # one per thread that has run the call concurrently
 
     def run(self, addresses: list[int]) -> tuple[Tensor, ...]:
-        """Allocates and launches on the current stream of the device, which is the current one; returns the results.
+        """Allocates tensors and launches the kernels on the current stream; returns the results.
+
+        The device must be the current one.
 
         Args:
-            addresses: those of the operands, to which those of the allocations are appended.
+            addresses: the addresses of the operands; those of the allocated tensors are appended to this list.
 
         Raises:
             LaunchError: the driver returned an error.
@@ -142,7 +145,7 @@ class CallLaunches:
         self._free.append(block)
 
     def packed(self, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
-        """Packs the launches with these addresses into memory of their own."""
+        """Returns the launches with these addresses, packed into memory that no other call uses."""
         return tuple(itertools.chain.from_iterable(self._pack(asked, stream, addresses) for asked in self._asked))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Compiling a kernel for sm_90 without a GPU: signatures, descriptors, and the schedule's generated functions."""
+"""Compiles kernels for sm_90 without a GPU: signatures, TMA descriptor types, the schedule's generated functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,22 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 @cache
 def schedule_module(schedule: str, band: Band) -> ModuleType:
-    """Loads the schedule's generated functions as a module, cached as a file in Inductor's cache."""
+    """Generates the device functions of a schedule and band as Triton source, and loads them as a module.
+
+    The module is a file in Inductor's cache.
+    """
     text = "import triton\nimport triton.language as tl\n\n\n" + codegen.triton_source(schedule, band)
     return PyCodeCache.load(text)
 
 
 def descriptor(dtype: str, block: list[int], layout: Any) -> str:
-    """Returns the type of a TMA descriptor as Triton's signatures spell it."""
+    """Returns the type of a TMA descriptor as Triton's signatures spell it.
+
+    Args:
+        dtype: Triton's name of the element type, such as "bf16".
+        block: the shape of the blocks that it loads.
+        layout: the layout of a block in shared memory.
+    """
     return f"tensordesc<{dtype}{block},{layout!r}>"
 
 
@@ -46,9 +55,12 @@ def compile_kernel(
     """Compiles a kernel for sm_90 and returns Triton's compiled kernel.
 
     Args:
+        source: Triton's or Gluon's class of sources, which is called with function, signature, constants and
+            attributes.
         constants: compile-time constants by parameter; a named tuple of them is a group.
         types: types of the parameters that are neither constants nor int32.  None is an absent group, a mapping a named
             tuple of groups.
+        options: Triton's compiler options, such as the number of warps.
         multiples: known divisors of parameters that are in no group; a pointer that is not listed is a multiple of 16
             bytes.
     """
@@ -88,7 +100,10 @@ COLUMNS = 64
 
 
 def columns(dtype: str, rows: int) -> str:
-    """Returns the type of a descriptor of [batch, heads, rows, columns] whose blocks are [1, 1, rows, COLUMNS]."""
+    """Returns the type, in Triton's signatures, of a TMA descriptor that loads blocks [1, 1, rows, COLUMNS].
+
+    The tensor is [batch, heads, length, head dim].
+    """
     block = [1, 1, rows, COLUMNS]
     element = gl.bfloat16 if dtype == "bfloat16" else gl.float16
     return descriptor(TYPES[dtype], block, gl.NVMMASharedLayout.get_default_for(block, element))

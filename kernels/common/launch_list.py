@@ -25,7 +25,7 @@ _ALIGNMENT = 128
 
 
 class Notes:
-    """Recorder of a call that is made for the first time.
+    """Records the allocations and kernel launches of an operator call that is made for the first time.
 
     Args:
         operands: the tensors that the call is given.
@@ -47,7 +47,10 @@ class Notes:
         return tensor
 
     def launched(self, launcher: KernelLauncher | None, arguments: Sequence[Tensor | int]) -> None:
-        """Records a launch; `launcher` is None if the kernel cannot be launched again from addresses."""
+        """Records a kernel launch with these arguments.
+
+        `launcher` is None if the kernel cannot be launched again from addresses; then the call is not replayable.
+        """
         if launcher is None:
             self.refuse()
             return
@@ -60,7 +63,7 @@ class Notes:
     def recorded(self, results: Sequence[Tensor], device: int) -> CallLaunches | None:
         """Returns the allocations and launches of the call, or None if the call is not replayable.
 
-        What the call does not return shares one allocation.
+        All allocated tensors that the call does not return share one allocation.
 
         Args:
             results: the tensors that the call returns.
@@ -108,7 +111,7 @@ def _bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype)
 
 
 def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
-    """Returns everything about operands that a launch list depends on.
+    """Returns a cache key of everything about the operands that a recorded call depends on.
 
     That is shapes, strides, dtypes and alignment, and, with `views`, which operands share a storage and at which
     distance.
@@ -125,7 +128,7 @@ def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
 
 
 class LaunchLists:
-    """The recorded calls of an operator, by key.
+    """A cache of an operator's recorded calls, to be replayed for operands with the same layouts.
 
     Args:
         most: maximal number of recorded calls; when it is reached, all are dropped, so that unused shapes do not
@@ -139,7 +142,7 @@ class LaunchLists:
     def call(
         self, key: Hashable, operands: Sequence[Tensor], first: Callable[[Notes], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """Makes a call on the device of its operands: repeats a recorded one, or runs `first`, which is recorded.
+        """Makes a call on the device of its operands and returns the results: replays a recorded call, or runs `first`.
 
         Args:
             key: everything that the call depends on other than its operands.

@@ -59,7 +59,7 @@ class Places(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A packed launch.
+    """A kernel launch whose configuration and arguments are packed in memory, as the CUDA driver reads them.
 
     Attributes:
         config, parameters: addresses of the launch configuration and of the array of pointers to arguments.
@@ -132,12 +132,12 @@ class KernelLauncher:
         self._attribute_facts = ctypes.addressof(self._attributes), len(packed)
 
     def pack(self, stream: int, addresses: Sequence[int], *arguments: Any) -> tuple[Launch, ...]:
-        """Packs a launch on a raw stream with these arguments; returns no launch where the grid is empty.
+        """Packs a launch on a raw stream with these arguments; returns an empty tuple where the grid is empty.
 
         Args:
-            addresses: one per descriptor.
-            arguments: all others: a tuple for a group, integers for pointers, and any value in place of compile-time
-                constants, which may be left out at the end.
+            addresses: one tensor address per TMA descriptor.
+            arguments: all other arguments: a tuple for a group, integers for pointers, and any value in place of
+                compile-time constants, which may be left out at the end.
         """
         if 0 in self.grid:
             return ()
@@ -158,18 +158,16 @@ class KernelLauncher:
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
     def places(self, launch: Launch) -> Places:
-        """Returns the indices, in the memory of a launch of this kernel, of the fields that may change from call to
-        call.
-        """
+        """Returns where, in the memory of a launch of this kernel, the stream, addresses and other arguments are."""
         descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
         return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
 
     def is_moved(self, number: int) -> bool:
-        """Returns whether writing another address into descriptor `number` is enough to move it, without the driver."""
+        """Returns whether TMA descriptor `number` can be redirected by overwriting its address, without the driver."""
         return bool(self._maps[number].behind_address)
 
     def encode(self, launch: Launch, number: int, address: int) -> None:
-        """Lets the driver encode descriptor `number` of a launch for another address."""
+        """Writes TMA descriptor `number` of a launch anew, for a tensor at `address`."""
         self._maps[number].write(launch.memory, self._map_at(launch.config, number), address)
 
     def _map_at(self, start: int, number: int) -> int:
@@ -194,7 +192,11 @@ def launch(launches: Iterable[Launch]) -> None:
 
 
 def launch_unhooked(launches: Iterable[Launch]) -> None:
-    """As `launch`, where `is_hooked` is known to be false."""
+    """Launches the kernels in order without calling Triton's launch hooks; only if `is_hooked` is false.
+
+    Raises:
+        LaunchError: the driver returned an error.
+    """
     launch_kernel = _driver().cuLaunchKernelEx
     for each in launches:
         code = launch_kernel(each[0], each[1], each[2], None)

@@ -1,4 +1,4 @@
-"""Launches plain Triton kernels on a tensor's device, which must be current, or in Triton's interpreter."""
+"""Launches plain Triton kernels on a device, which must be the current one, or on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def launch_kernel(
     debug: bool = False,
     **constants: Any,
 ) -> KernelLauncher | None:
-    """Launches a kernel.
+    """Launches a plain Triton kernel on `device`, which must be the current one; on the CPU in Triton's interpreter.
 
-    The first launch with arguments of these kinds goes through Triton, which chooses a specialisation of the kernel;
-    later launches reuse its choice through a `KernelLauncher`.
+    The first launch with arguments of these kinds (dtype, alignment, range) goes through Triton, which chooses a
+    specialisation of the kernel; later launches reuse its choice through a `KernelLauncher`.
 
     Args:
-        warps: per program.
+        warps: the number of warps per program.
         debug: whether the kernel's device assertions are checked.
         constants: compile-time constants by name.
 

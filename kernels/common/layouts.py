@@ -19,33 +19,41 @@ from .strides import dense_strides
 
 
 def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-    """Returns views of an operator's tensors as kernels see them; packed tensors get batch size 1."""
+    """Returns the operator's tensors as kernels see them, [batch, heads, length, head dim].
+
+    Packed tensors, [tokens, heads, head dim], become views with batch size 1; others are returned as they are.
+    """
     return tensors if call.mask.varlen_layout is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
 def as_given(result: Tensor, call: Call) -> Tensor:
-    """Applies the inverse of `heads_first` to a result."""
+    """Returns a kernel's result in the operator's shape: the inverse of `heads_first`, for one tensor."""
     return result if call.mask.varlen_layout is None else result.transpose(1, 2).squeeze(0)
 
 
 def of_operator(numbers: Sequence[int], call: Call) -> tuple[int, ...]:
-    """Returns the shape, or the strides, of `as_given` from those of a result."""
+    """Converts a kernel result's shape, or its strides, to those of the operator's result (`as_given`)."""
     return tuple(numbers) if call.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 
 def are_rows_dense(call: Call) -> bool:
-    """Returns whether the head dimension of every result is the innermost, as kernels write it."""
+    """Returns whether `call.orders` has the head dimension innermost in every result, as kernels write it."""
     return all(order[-1] == 3 for order in call.orders)
 
 
 def kernel_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides with which a kernel writes a result: those of `order` if its head dimension is innermost."""
+    """Returns the strides, in elements, with which a kernel writes a result.
+
+    `shape` is [batch, heads, length, head dim]; `order` lists the dimensions from the largest stride to the smallest.
+    A kernel writes this order if the head dimension comes last in it; otherwise it writes a contiguous tensor.
+    """
     return dense_strides(shape, order if order[-1] == 3 else (0, 1, 2, 3))
 
 
 def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like: Tensor) -> Tensor:
-    """Returns an uninitialized dense tensor of `size`; `order` lists its dimensions from the largest stride to the
-    smallest.
+    """Returns an uninitialized dense tensor of `size`, with dtype and device of `like`.
+
+    `order` lists its dimensions from the largest stride to the smallest.
     """
     inverse = [0] * len(order)
     for place, dim in enumerate(order):
@@ -54,9 +62,7 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def in_orders(run: Run, call: Call) -> Run:
-    """Returns a `Run` whose results have the layouts of `Call.orders` from one that takes and returns the operator's
-    shapes, in any layouts.
-    """
+    """Wraps `run`, whose results may have any layouts, so that results have the layouts of `call.orders`."""
 
     def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
         results = run(args)

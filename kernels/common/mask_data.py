@@ -65,7 +65,7 @@ class MaskData:
 
     @staticmethod
     def of(mask: Mask, extras: Sequence[Tensor], sizes: Sequence[int]) -> MaskData:
-        """Returns the data of a call's mask.
+        """Returns the `MaskData` of a call's mask: its band, and the tensors that its components reference.
 
         Args:
             extras: the call's extra tensors, which the components reference by index.
@@ -105,12 +105,12 @@ class MaskData:
 
     @property
     def by_head(self) -> bool:
-        """Whether the mask differs between heads."""
+        """Whether the mask differs between heads: an elementwise mask has a head dimension larger than 1."""
         return any(value.shape[1] != 1 for value in self.pairs)
 
     @property
     def has_room(self) -> bool:
-        """Whether tables can hold this combination of components."""
+        """Whether mask tables support this combination of components."""
         return fit_tables([kind.RELATION for kind, _ in self.values])
 
 

@@ -46,8 +46,8 @@ class Shape:
     """The number and sizes of the tables of a mask under a plan.
 
     Args:
-        forward, backward: the mask's band with the tiles of the plan's forward (one row block high), and of its
-            backward.
+        forward, backward: the mask's band with the lengths and tile sizes of the plan's forward (q tiles are single row
+            blocks) and of its backward.
         consumers: row blocks (consumer warpgroups) of a q tile of the forward.
         tables: tables per batch element.
         band: the band of both, anchored top left.
@@ -66,8 +66,8 @@ class Shape:
         """Returns the shape of the tables of `data` under `plan`.
 
         Raises:
-            ArgumentError: the plan has no forward of ours, or tables cannot hold its number of tiles or the mask's
-                components.
+            ArgumentError: the plan keeps the graph's own forward, or tables cannot hold its number of tiles or the
+                mask's components.
         """
         if not data.has_room:
             names = [kind.NAME for kind, _ in data.values]
@@ -79,13 +79,14 @@ class Shape:
 
     @property
     def same_tiles(self) -> bool:
-        """Whether forward and backward have the same tile pairs."""
+        """Whether forward and backward have equal tile sizes, so that the kinds of tile pairs are computed once."""
         return self.forward == self.backward
 
     @property
     def finer(self) -> tuple[int, int] | None:
-        """Row blocks per q tile, and forward kv tiles per kv tile, of the backward; None if either is not an
-        integer.
+        """The forward's tiles in a tile of the backward: (row blocks per q tile, kv tiles per kv tile).
+
+        None if either is not an integer.
         """
         high, q_rest = divmod(self.backward.block_q, self.forward.block_q)
         wide, kv_rest = divmod(self.backward.block_kv, self.forward.block_kv)
@@ -93,13 +94,13 @@ class Shape:
 
     @property
     def seen_bits(self) -> tuple[int, ...]:
-        """The shape of one table of bits: row blocks, kv tiles, threads, words."""
+        """The shape of one table's bits of the elementwise mask: row blocks, kv tiles, threads, int32 words."""
         rows, keys = self.forward.block_q, self.forward.block_kv
         return self.forward.n_q, self.forward.n_kv, 2 * rows, seen_words(keys)
 
     @property
     def q_tiles(self) -> int:
-        """The number of q tiles of a head in the forward."""
+        """The number of q tiles of a head in the forward, each of `consumers` row blocks."""
         return -(-self.forward.n_q // self.consumers)
 
 
@@ -136,7 +137,7 @@ def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
     """Builds the tables of a mask for the Hopper kernels of a plan, on the mask's device.
 
     Args:
-        notes: recorder of the allocations and launches.
+        notes: records the allocations and launches, for a replay.
 
     Raises:
         ArgumentError: as `Shape.of`.

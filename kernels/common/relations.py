@@ -1,4 +1,7 @@
-"""The int32 vectors per token from which table-driven kernels evaluate a mask, by its forms (`device.relations`)."""
+"""The layout and the sources of the int32 vectors per token from which the table-driven kernels evaluate a mask.
+
+Each relation of queries and keys has a form, its device encoding (`device.relations`), with vectors of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """The vectors of a mask, as compile-time constants.
+    """Which of the per-token vectors of a mask belong to which form, as compile-time constants.
 
     Attributes:
-        FORMS: the forms; segment ids come first.
+        FORMS: the forms, which are the device encodings of the mask's relations; segment ids come first.
         Q_ROWS, KV_ROWS: for each form the index of its first vector among those of queries, and of keys.
         QUERIES, KEYS: the total number of vectors of queries and of keys.
     """
@@ -45,22 +48,22 @@ class Layout(NamedTuple):
 
     @property
     def has_segment_ids(self) -> bool:
-        """Whether the first form is segment ids."""
+        """Whether the mask has segment ids; then they are the first form."""
         return self.FORMS[:1] == (_segment_ids(),)
 
     @property
     def has_ranges(self) -> bool:
-        """Whether a form `is_range`: then the forms include the band and the lengths of queries and keys."""
+        """Whether a form has ranges of positions (`Form.is_range`), which already respect the band and the lengths."""
         return any(form.is_range for form in self.FORMS)
 
     @property
     def reads_positions(self) -> bool:
-        """Whether a form reads the positions of the keys."""
+        """Whether a form reads the positions of the keys instead of vectors for them."""
         return any(form.reads_positions for form in self.FORMS)
 
 
 def layout(traits: Traits) -> Layout:
-    """Returns the layout of the vectors that the kernels of a call read."""
+    """Returns the layout of the mask vectors that the kernels read in a call with these traits."""
     return Layout.of([form for form, _ in _forms(traits.kinds, traits.numbers)])
 
 
@@ -83,7 +86,7 @@ def _segment_ids() -> Form:
 
 
 def vectors(data: MaskData) -> list[Vectors]:
-    """Returns the sources of the vectors of a mask, one per form."""
+    """Returns, for each form of a mask, the tensors from which its per-token vectors are computed."""
     from .device.relations.form import Vectors
 
     kinds = {kind: {kind.ROLES[name]: value for name, value in values.items()} for kind, values in data.values}

@@ -35,32 +35,35 @@ BOUND = Group({"slope": "fp32"})
 
 
 def score(scaled: Tensor, call: Call) -> Tensor:
-    """Computes scores, without a bias, from scaled products of any shape."""
+    """Computes scores, without a bias, from products of query and key that are already scaled: applies the softcap."""
     return scaled if call.softcap is None else call.softcap * torch.tanh(scaled / call.softcap)
 
 
 def derivative(gradient: Tensor, scaled: Tensor, call: Call) -> Tensor:
-    """Computes the gradient of scaled products from `gradient`, that of their scores."""
+    """Computes the gradient with respect to scaled products from `gradient`, the one with respect to their scores."""
     return gradient if call.softcap is None else gradient * (1.0 - torch.tanh(scaled / call.softcap) ** 2)
 
 
 def constants(call: Call) -> dict[str, float]:
-    """Returns the values of `CONSTANTS`: the scale, and the softcap or 0."""
+    """Returns the compile-time constants of portable kernels for scores, by name: the scale, and the softcap or 0."""
     return dict(zip(CONSTANTS, (call.scale, call.softcap or 0.0), strict=True))
 
 
 def slope_after_score(call: Call) -> float:
-    """Returns the factor from what Triton kernels hold to natural scores: the scale without a softcap, else 1."""
+    """Returns the factor by which the portable forward multiplies its value for each pair to get natural scores.
+
+    It keeps products, so this is the scale; with a softcap it keeps scores, and this is 1.
+    """
     return call.scale if call.softcap is None else 1.0
 
 
 def bound(traits: Traits) -> Group | None:
-    """Returns the argument group of Gluon kernels for a softcap, or None without one."""
+    """Returns the group of arguments that Gluon kernels get for a softcap, or None without a softcap."""
     return BOUND if "softcap" in traits.modifiers else None
 
 
 def bound_values(call: Call) -> tuple[Any, ...] | None:
-    """Returns the values of `bound`.
+    """Returns the arguments of the group `bound` for a launch, or None without a softcap.
 
     Raises:
         ArgumentError: a number that the kernels derive from the softcap is not a normal fp32 number.
@@ -75,5 +78,5 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
 
 
 def factor(call: Call) -> float:
-    """Returns the Gluon kernels' factor to base-2 scores, from products or, with a softcap, from values of tanh."""
+    """Returns the factor by which Gluon kernels multiply products, or with a softcap tanh, to get scores in base 2."""
     return (call.scale if call.softcap is None else call.softcap) * LOG2E

@@ -7,8 +7,11 @@ from typing import Any
 
 
 def dense_strides(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """Computes the strides of a dense tensor from its sizes (integers or sympy) and dimension order, largest stride
-    first.
+    """Computes the strides of a dense tensor, in elements.
+
+    Args:
+        size: its sizes, integers or sympy expressions.
+        order: its dimensions, from the largest stride to the smallest.
     """
     strides: list[Any] = [None] * len(size)
     step: Any = 1

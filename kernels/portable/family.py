@@ -88,10 +88,15 @@ FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] 
 
 
 def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
-    """Returns the tiles of the portable forward on `arch`, one of `WORKERS` or `SAME_AS`, for elements of `bits` bits.
+    """Returns the tiles of the portable forward.
+
+    Args:
+        arch: a GPU architecture, such as "sm_90", that has tables of tiles or uses those of another one.
+        bits: bits of the dtype, 16 or 32.
+        head_dim, value_dim: head dims of q and k, and of v.
 
     Raises:
-        ArgumentError: the architecture is unknown, or the kernel does not cover the head dims of q and k, or of v.
+        ArgumentError: the architecture is unknown, or the kernel does not cover the dtype or the head dims.
     """
     known = tables_of(arch)
     if known == "cpu":
@@ -105,7 +110,7 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
 
 
 class Portable(Family):
-    """Triton templates for all CUDA devices."""
+    """The family of the portable kernels: Triton templates for all CUDA devices."""
 
     name = "portable"
     head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"

@@ -35,8 +35,13 @@ _DIRECTORY = tempfile.TemporaryDirectory(prefix="dash_inductor_")
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a kernel: `names` are its pointer arguments in order, `types` their Triton types, `grid` its
-    programs.
+    """The text of a kernel, ready to be compiled, and how it is launched.
+
+    Attributes:
+        names: the pointer arguments in order.
+        types: Triton's type of each of them, such as "*bf16".
+        grid: the number of programs.
+        tiles: the tile sizes, warps and stages.
     """
 
     text: str
@@ -46,7 +51,7 @@ class Rendered:
     tiles: Tiles
 
     def load(self) -> Any:
-        """Returns the `triton.jit` function of this text."""
+        """Returns the `triton.jit` function that the text defines, imported from a temporary file."""
         path = Path(_DIRECTORY.name) / f"kernel_{hashlib.sha256(self.text.encode()).hexdigest()[:16]}.py"
         path.write_text(self.text, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -297,13 +302,13 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 
 def compile_for(kernel: Rendered, arch: str) -> tuple[Any, Resources]:
-    """Compiles for "sm_80", "sm_90", ... without a GPU; returns Triton's compiled kernel and its resources."""
+    """Compiles a rendered kernel for "sm_80", ... without a GPU; returns Triton's compiled kernel and its resources."""
     compiled = build(kernel, arch)
     return compiled, resources(compiled, arch)
 
 
 def build(kernel: Rendered, arch: str) -> Any:
-    """Compiles for "sm_80", "sm_90", ... without a GPU; returns Triton's compiled kernel."""
+    """Compiles a rendered kernel for "sm_80", "sm_90", ... without a GPU; returns Triton's compiled kernel."""
     import triton
 
     from ...upstream.triton_compiler import ASTSource, GPUTarget
@@ -321,7 +326,7 @@ def build(kernel: Rendered, arch: str) -> Any:
 
 
 def resources(compiled: Any, arch: str) -> Resources:
-    """Returns the resources of Triton's compiled kernel on `arch`, as the assembler reports them."""
+    """Returns registers, spills and shared memory of Triton's compiled kernel on `arch`, as the assembler reports."""
     from ...upstream.triton_compiler import get_ptxas
 
     # the assembler that Triton itself used: Inductor may have pointed it at another one, whose PTX version differs

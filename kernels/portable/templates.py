@@ -294,8 +294,12 @@ _DELTA = """{{def_kernel("DO", "OUT"%(arguments)s)}}
 
 
 class Sizes(NamedTuple):
-    """The lengths of the mask (integers or sympy expressions), the head dims of q and k and of v, and the group
-    size.
+    """The sizes of a call.
+
+    Attributes:
+        q_len, kv_len: the lengths of the mask, integers or sympy expressions.
+        head_dim, value_dim: the head dims of q and k, and of v.
+        group: the number of query heads per kv head.
     """
 
     q_len: Any
@@ -322,7 +326,10 @@ def _definitions(module: str) -> str:
 
 @functools.cache
 def dkdv_template(schedule: str, traits: Traits) -> str:
-    """Returns the template of the dk/dv kernel; with any schedule but "two_pass" it also accumulates dq in order."""
+    """Returns the template text of the dk/dv kernel.
+
+    With any schedule but "two_pass" the kernel also accumulates dq, in order.
+    """
     ordered = schedule != "two_pass"
     data, operands = _data(traits, sums_keys=ordered)
     head = _head(_DKDV_HEAD, *(["DQ"] if ordered else []), *operands)
@@ -333,7 +340,7 @@ def dkdv_template(schedule: str, traits: Traits) -> str:
 
 @functools.cache
 def dq_template(traits: Traits) -> str:
-    """Returns the template of the dq kernel of the two-pass backward."""
+    """Returns the template text of the dq kernel of the two-pass backward."""
     data, operands = _data(traits)
     head = _head(_DQ, *_of_rows(traits), *operands)
     body = head + _operands(traits) + _GRADIENT + _made(traits) + data + _Q_PROGRAM + _NO_SUMS + _DQ_TAIL
@@ -342,7 +349,11 @@ def dq_template(traits: Traits) -> str:
 
 @functools.cache
 def dq_bias_template(traits: Traits, *, adds: bool) -> str:
-    """Returns the template of the dq kernel that also computes the bias gradient; `adds`: whether that is a sum."""
+    """Returns the template text of the dq kernel that also computes the bias gradient.
+
+    Args:
+        adds: whether the gradient is a sum over batch elements or heads.
+    """
     data, operands = _data(traits)
     head = _head(_DQ_BIAS, *(["SUMS"] if adds else []), *_of_rows(traits), *operands)
     sums = _PLANE_SUMS if adds else _NO_PLANE_SUMS
@@ -352,7 +363,7 @@ def dq_bias_template(traits: Traits, *, adds: bool) -> str:
 
 @functools.cache
 def forward_template(traits: Traits) -> str:
-    """Returns the template of the forward, which writes its input LSE."""
+    """Returns the template text of the forward, which also writes the log-sum-exp, to its argument LSE."""
     data, operands = _data(traits)
     sinks = f"\n    sinks = {_operand('sinks', traits)}\n"
     head = _head(_FORWARD, *_of_rows(traits), *operands)
@@ -362,7 +373,7 @@ def forward_template(traits: Traits) -> str:
 
 @functools.cache
 def bias_gradient_template(traits: Traits) -> str:
-    """Returns the template of the bias gradient kernel."""
+    """Returns the template text of the kernel that computes only the bias gradient."""
     data, operands = _data(traits)
     body = _head(_BIAS_GRADIENT, *operands) + _operands(traits) + _GRADIENT + data + _BIAS_GRADIENT_TAIL
     return _with_functions(body, traits, "tiles", "bias_gradient")
@@ -370,7 +381,12 @@ def bias_gradient_template(traits: Traits) -> str:
 
 @functools.cache
 def delta_template(varlen: bool = False, grad_logsumexp: bool = False) -> str:
-    """Returns the template of the delta kernel of the ordered, single-pass backward."""
+    """Returns the template text of the delta kernel of the ordered, single-pass backward.
+
+    Args:
+        varlen: whether the operands are packed tokens.
+        grad_logsumexp: whether the log-sum-exp has a gradient, which delta includes.
+    """
     traits = Traits(operands=("grad_logsumexp",) * grad_logsumexp)
     arguments = _of_rows(traits)
     lengths, offsets = 'q_len = {{size("DO", 2)}}', "DO, DO"
@@ -427,7 +443,7 @@ def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
 
 
 def decided_by_pairs(traits: Traits) -> bool:
-    """Returns whether elementwise tests decide which keys no row sees; a varlen layout already defines them."""
+    """Returns whether elementwise tests decide which keys no row sees; not so with a varlen layout."""
     return _by_pair(traits) and not traits.varlen
 
 
@@ -447,8 +463,9 @@ def _operands(traits: Traits) -> str:
 
 
 def operand_names(traits: Traits) -> list[list[tuple[str, str]]]:
-    """Returns, for each component other than a key validity vector, its tensors by argument and role, in argument
-    order.
+    """Returns, for each mask component in argument order, its operands as pairs (argument name, role).
+
+    A key validity vector is left out: it is the argument KEYS.
     """
     kinds = [kind for kind in traits.kinds if not kind.RELATION.is_of_keys]
     return [[(f"{kind.NAME}_{role}".upper(), role) for role in kind.RELATION.roles] for kind in kinds]
@@ -517,10 +534,11 @@ def compile_time_values(
     interpret: bool,
     sums_keys: bool = True,
 ) -> dict[str, Any]:
-    """Returns the constexpr values of a kernel (the dk/dv kernel also needs `ORDERED` and `PARTS`).
+    """Returns the constexpr values of a kernel by name (the dk/dv kernel also needs `ORDERED` and `PARTS`).
 
     Args:
-        even: whether no tile exceeds q_len, and kv_len.
+        even: whether q_len, and kv_len, are known to be multiples of the tile's lengths.
+        interpret: whether the kernel is for Triton's interpreter.
         sums_keys: as for `reads_keys`.
     """
     traits, band, dropout = call.traits, call.mask.band, call.dropout
@@ -559,7 +577,7 @@ def forward_constants(call: Call) -> dict[str, Any]:
     """Returns the constexpr values of the forward in addition to `compile_time_values`.
 
     Raises:
-        ArgumentError: as `signed_slope`.
+        ArgumentError: fp32 cannot represent the scale, see `signed_slope`.
     """
     sign, slope = signed_slope(score.slope_after_score(call))
     return {"SIGN": sign, "SLOPE": slope}
@@ -569,7 +587,7 @@ def bias_gradient_constants(summed: Sequence[int]) -> dict[str, Any]:
     """Returns the constexpr values of the bias gradient kernel in addition to `compile_time_values`.
 
     Args:
-        summed: the dimensions, batch elements (0) and heads (1), over which it is summed.
+        summed: the dimensions, batch elements (0) and heads (1), over which the gradient is summed.
     """
     return {"SUMS_BATCH": 0 in summed, "SUMS_HEADS": 1 in summed}
 
@@ -578,18 +596,18 @@ def dq_constants(summed: Sequence[int] | None = None) -> dict[str, Any]:
     """Returns the constexpr values of a dq kernel in addition to `compile_time_values`.
 
     Args:
-        summed: as for `bias_gradient_constants` if it also computes the bias gradient, else None.
+        summed: as for `bias_gradient_constants` if the kernel also computes the bias gradient, else None.
     """
     of_bias = {} if summed is None else bias_gradient_constants(summed)
     return {"GRADIENT": summed is not None, "ADDS": bool(summed)} | of_bias
 
 
 def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
-    """Returns the tiles of the bias gradient kernel.
+    """Returns the tiles of the kernel that computes only the bias gradient.
 
-    It also loads tiles of queries and of the bias ahead: more than two stages do not fit into shared memory, and where
-    the dk/dv kernel has only one, there are no registers for two.  With a mask that is data, two stages of an fp32 bias
-    do not fit either.
+    The kernel also loads tiles of queries and of the bias ahead: more than two stages do not fit into shared memory,
+    and where the dk/dv kernel has only one, there are no registers for two.  With a mask that is data, two stages of an
+    fp32 bias do not fit either.
     """
     tiles = plan.dq or plan.dkdv
     stages = 1 if traits.components else 2
@@ -599,8 +617,8 @@ def bias_gradient_tiles(plan: Plan, traits: Traits) -> Tiles:
 def dq_bias_tiles(plan: Plan) -> Tiles:
     """Returns the tiles of the dq kernel that also computes the bias gradient, which replace the plan's dq tiles.
 
-    It also loads bias tiles ahead; more than two stages fit into shared memory only with half as many keys.  In 16 bits
-    that changes no sum, because an instruction sums 16 keys for any tile size.
+    The kernel also loads bias tiles ahead; more than two stages fit into shared memory only with half as many keys.  In
+    16 bits that changes no sum, because an instruction sums 16 keys for any tile size.
     """
     assert plan.dq is not None
     if plan.dq.num_stages > 2:

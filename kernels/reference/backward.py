@@ -4,7 +4,7 @@ It is slow and simple on purpose.  It is the CPU path, the eager kernel of `atte
 Like the kernels it keeps scores and sums in fp32, rounds p and ds to the input's dtype before they enter a matmul, and
 reads neither rows that see no key nor keys that no row sees.  Tile pairs without a visible pair add nothing.
 
-Every matmul is one of two contiguous matrices, never a batched one, because a CPU's result for a matrix in a batch
+Every matmul multiplies two contiguous matrices and is never batched, because a CPU's result for a matrix in a batch
 depends on the batch size.
 """
 
@@ -43,8 +43,9 @@ def backward(
     call: Call,
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value; shapes as in
-    `operators.attention`.
+    """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value.
+
+    Shapes are those of `operators.attention`, but packed tensors are [1, heads, tokens, head dim], as by `heads_first`.
     """
     varlen_layout = VarlenLayout.of(call, extras)
     if varlen_layout is not None:
@@ -75,8 +76,10 @@ def backward(
 
 
 def delta(grad_out: Tensor, out: Tensor, extras: Sequence[Tensor], call: Call) -> Tensor:
-    """Computes delta, which the softmax backward subtracts from dP: fp32 [batch, q heads, q_len]; not for varlen
-    layouts.
+    """Computes delta, which the softmax backward subtracts from dP: fp32 [batch, q heads, q_len].
+
+    It is rowsum(grad_out * out), less the gradient of the log-sum-exp if there is one.  Varlen layouts are not
+    supported.
     """
     sums = (out.float() * grad_out.float()).sum(-1)
     return sums if call.grad_logsumexp is None else sums - extras[call.grad_logsumexp.index]
@@ -93,9 +96,9 @@ def bias_gradient(
     call: Call,
     plan: Plan,
 ) -> Tensor:
-    """Computes the bias gradient, contiguous and in the bias's dtype: [batch, q heads, q_len, kv_len].
+    """Computes the bias gradient, contiguous and in the bias's dtype: [batch or 1, q heads or 1, q_len, kv_len].
 
-    Of the dimensions batch elements (0) and heads (1), those in `Bias.summed` have size 1.  dS is summed in fp32, one
+    The dimensions batch elements (0) and heads (1) have size 1 if they are in `Bias.summed`.  dS is summed in fp32, one
     batch element after the other and, within each, one head after the other.
     """
     assert call.bias is not None
@@ -122,13 +125,13 @@ def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | No
 
 @dataclass(frozen=True)
 class ElementData:
-    """The data of the mask and the scores of one batch element.
+    """The operands of the mask and of the scores, for one batch element.
 
-    components: of each component of the mask, the values of its operands with this element alone and, for dense masks,
-        with all
-        query heads: [q_len], [kv_len] or [q heads, q_len, kv_len].
-    bias: floats [q heads, q_len, kv_len], added to the scores, of a bias and slopes.  None if there is none.
-    call: of which the scores are.
+    Attributes:
+        components: for each component of the mask, the values of its operands, without the batch dimension: [q_len],
+            [kv_len] or, for dense masks, [q heads, q_len, kv_len].
+        bias: what a bias and ALiBi slopes add to the scores, floats [q heads, q_len, kv_len]; None if there is neither.
+        call: the call, whose softcap the scores have.
     """
 
     components: Sequence[tuple[Component, dict[str, Tensor]]]
@@ -138,8 +141,7 @@ class ElementData:
 
     @staticmethod
     def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
-        """Returns the data of batch element `b`: its mask components, and its bias, taken from the operator's extra
-        tensors.
+        """Returns the operands for batch element `b`: those of mask components, and what is added to scores.
 
         Args:
             extras: the extra tensors of the call, those of the mask first.
@@ -164,26 +166,32 @@ class ElementData:
 
     @property
     def hides(self) -> bool:
-        """Whether it may leave a row without keys, by a mask or by a bias of minus infinity."""
+        """Whether a row may be left without visible keys, by a mask or by a bias of minus infinity."""
         return bool(self.components) or self.bias is not None
 
     @property
     def by_query(self) -> bool:
-        """Whether queries differ in the keys that the components show."""
+        """Whether the mask components may show different keys to different queries."""
         return any("q" in axes for component, _ in self.components for axes in component.AXES.values())
 
     @property
     def by_head(self) -> bool:
-        """Whether heads may differ in the keys that the components show."""
+        """Whether the mask components may show different keys to different heads."""
         return any("h" in axes for component, _ in self.components for axes in component.AXES.values())
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
-        """fp32 scores of the rows and keys of a query head, of which `query` and `key` hold only these."""
+        """Computes the scores of these rows and keys of a query head, with softcap and bias: fp32 [rows, keys].
+
+        query, key: only these rows and keys, [rows, head dim] and [keys, head dim].
+        """
         found = score(logits(query, key, scale), self.call)
         return found if self.bias is None else found + self.bias[head, rows, keys].float()
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
-        """Whether pairs of a query head may see each other: something that broadcasts to booleans [rows, keys]."""
+        """Whether the mask components, without the band, show these keys to these rows of a query head.
+
+        The result is True or a tensor that broadcasts to booleans [rows, keys].
+        """
         indices = {("b", "q"): (rows, None), ("b", "kv"): (None, keys), ("b", "h", "q", "kv"): (head, rows, keys)}
         shown: Tensor | bool = True
         for component, values in self.components:
@@ -206,12 +214,15 @@ def _added(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -
 
 
 def logits(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """fp32 scores of [..., m, d] queries against [..., n, d] keys."""
+    """Computes the scaled products of queries [..., m, d] and keys [..., n, d]: fp32 [..., m, n]."""
     return (query.float() @ key.float().transpose(-1, -2)) * scale
 
 
 def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
-    """Boolean [len(q_rows), len(kv_rows)]; the band is anchored top left."""
+    """Returns whether queries at `q_rows` see keys at `kv_rows` by the band: bool [len(q_rows), len(kv_rows)].
+
+    The band is anchored top left.
+    """
     distance = q_rows[:, None] - kv_rows[None, :]
     keep = torch.ones_like(distance, dtype=torch.bool)
     if band.lo is not None:
@@ -222,9 +233,10 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
 
 
 def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tuple[Tensor, Tensor]:
-    """The rows that see a key and the keys that a row may see: booleans [q heads or 1, q_len], [kv heads or 1, kv_len].
+    """Returns (the rows that see a key, the keys that a row may see).
 
-    query, key: of one batch element.
+    They are bool [q heads or 1, q_len] and [kv heads or 1, kv_len].  query, key: of one batch element, [heads, length,
+    head dim].
     """
     (q_heads, q_len, _), (kv_heads, kv_len, _), device = query.shape, key.shape, query.device
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
@@ -251,7 +263,9 @@ def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tupl
 
 
 def only(tensor: Tensor, part: Tensor, elsewhere: float = 0.0) -> Tensor:
-    """fp32, contiguous, [heads, length, ...]; `elsewhere` at the positions not in `part`, which are not read.
+    """Returns `tensor` [heads, length, ...] in fp32, contiguous, with `elsewhere` at the positions not in `part`.
+
+    The tensor's values at these positions do not matter.
 
     part: booleans [heads or 1, length].
     """
@@ -317,13 +331,16 @@ class _Element:
         return Problem(self.band, self.q.shape[1], self.k.shape[1], tiles.block_q, tiles.block_kv, heads=heads)
 
     def pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """p and ds of one tile pair of a query head, rounded to the input's dtype; what p dropout drops is zero."""
+        """Computes (p, ds) of one tile pair of a query head, fp32 but rounded to the input's dtype.
+
+        They are [rows, keys]; p is zero where dropout drops it.
+        """
         p, ds = self.exact_pair(q_head, rows, keys)
         ds = self.scaled(ds, q_head, rows, keys)
         return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
 
     def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """p, before dropout, and ds of one tile pair of a query head, fp32."""
+        """Computes (p, ds) of one tile pair of a query head, fp32 [rows, keys]; p is that before dropout."""
         kv_head, keep = self.kv_head(q_head), self.keep(q_head, rows, keys)
         s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
         sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]
@@ -335,14 +352,13 @@ class _Element:
     def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Returns the gradient of the scaled products ``q @ k.T * scale``, given `ds`, that of the scores.
 
-        They differ if the call changes scores after the product, as a modifier of scores does.  `ds` and the result are
-        [rows, keys].
+        The two differ if the call has a softcap.  `ds` and the result are [rows, keys].
         """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
         return derivative(ds, s, self.data.call)
 
     def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
-        """Whether the pairs of a tile pair of a query head see each other: booleans [rows, keys]."""
+        """Returns whether the (query, key) pairs of a tile pair of a query head are visible: bool [rows, keys]."""
         q_rows, kv_rows = (torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys))
         return visible(self.band, q_rows, kv_rows) & self.data.shows(q_head, rows, keys)
 
@@ -350,7 +366,10 @@ class _Element:
         return q_head // (self.q.shape[0] // self.k.shape[0])
 
     def kv_pass(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """dk, dv (unscaled) kv tile by kv tile and, in one pass, dq (unscaled) accumulated by rank."""
+        """Computes (dq, dk, dv), dq and dk unscaled, kv tile by kv tile.
+
+        dq is accumulated in the order of ranks; it stays zero in a two-pass plan.
+        """
         scheduled = scheduled_query_heads(family(plan.kernel).cta_per_query_head, self.q.shape[0], self.k.shape[0])
         problem = self.problem(plan.dkdv, len(scheduled))
         dq = torch.zeros_like(self.q)
@@ -375,12 +394,15 @@ class _Element:
         return dq, self.by_kv_head(dk), self.by_kv_head(dv)
 
     def by_kv_head(self, sums: Tensor) -> Tensor:
-        """[kv heads, ...] from one sum per head of the schedule: the sums of a group are added in their order."""
+        """Returns sums by kv head, [kv heads, ...], from one sum per scheduled head.
+
+        The sums of a group of query heads are added in their order.
+        """
         members: tuple[Tensor, ...] = sums.split(self.k.shape[0])
         return functools.reduce(torch.add, members)
 
     def dq_pass(self, tiles: Tiles) -> Tensor:
-        """dq (unscaled), q tile by q tile, kv tiles ascending."""
+        """Computes dq (unscaled) of a two-pass plan, q tile by q tile, adding kv tiles in ascending order."""
         problem = self.problem(tiles, heads=1)
         tail, kv_range = problem.tail(), functions("two_pass", problem).dash_kv_range
         dq = torch.zeros_like(self.q)
@@ -397,7 +419,7 @@ class _Element:
 
 
 def tile_of(tile: int, block: int, length: int) -> slice:
-    """The positions of a tile of `block` positions."""
+    """Returns the positions of tile number `tile`, of `block` positions, as a slice that ends at `length` at most."""
     return slice(tile * block, min((tile + 1) * block, length))
 
 

@@ -47,7 +47,10 @@ _LOW = 0xFFFFFFFF
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = ROUNDS
 ) -> tuple[Tensor, ...]:
-    """Returns the four words of the Philox4x32 blocks with these counters and keys: int64 tensors of 32-bit words."""
+    """Returns the four words of the Philox4x32 blocks with these counters and keys: int64 tensors of 32-bit words.
+
+    counter: the four 32-bit words of each counter, int64; key: the two 32-bit words of each key, int64.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -63,10 +66,11 @@ def _high(product: Tensor) -> Tensor:
 
 
 def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Returns the 16 random bits of all pairs of a query head of a batch element: int64 [len(rows), len(keys)].
+    """Returns the 16 random bits for every (query, key) pair of a query head: int64 [len(rows), len(keys)].
 
     Args:
         seed: the call's seed, int64 [1].
+        b: the batch element.
         rows, keys: positions of queries and of keys, integers.
     """
     rows, keys = rows.to(torch.int64)[:, None], keys.to(torch.int64)[None, :]
@@ -79,10 +83,10 @@ def random_bits(seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> 
 
 
 def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Returns whether probabilities of a query head of a batch element are kept: booleans [len(rows), len(keys)].
+    """Returns whether dropout keeps the probabilities of a query head: booleans [len(rows), len(keys)].
 
     Args:
-        seed, rows, keys: as for `random_bits`.
+        seed, b, rows, keys: as for `random_bits`.
     """
     rank = ranks(random_bits(seed, b, head, rows, keys))
     drops = dropout.threshold <= STEPS // 2
@@ -90,13 +94,18 @@ def kept(dropout: Dropout, seed: Tensor, b: int, head: int, rows: Tensor, keys: 
 
 
 def ranks(bits: Tensor) -> Tensor:
-    """Returns the rank of 16-bit patterns, interpreted as bfloat16 numbers, among all 2**16, NaN last; integers."""
+    """Returns the rank of each 16-bit pattern, as a bfloat16 number, among all 2**16 patterns; NaN come last."""
     return torch.where(bits >= 0x8000, 0xFF80 - bits, bits + 0x7F81) & 0xFFFF
 
 
 @dataclass(frozen=True)
 class ElementDropout:
-    """The dropout of batch element `b`; `dropout` and `seed` are None where nothing is dropped."""
+    """The dropout of one batch element of a call.
+
+    Attributes:
+        b: the index of the batch element.
+        dropout, seed: the call's dropout and its seed, int64 [1]; None where nothing is dropped.
+    """
 
     b: int
     dropout: Dropout | None = None
@@ -111,12 +120,12 @@ class ElementDropout:
         )
 
     def kept(self, values: Tensor, head: int, rows: slice, keys: slice) -> Tensor:
-        """Returns `values` [rows, keys] of the pairs of a query head, zero where the pair's probability is dropped."""
+        """Returns `values` [rows, keys] of a query head's (query, key) pairs, with zeros where dropout drops a pair."""
         if self.dropout is None or self.seed is None:
             return values
         positions = (torch.arange(part.start, part.stop, device=values.device) for part in (rows, keys))
         return torch.where(kept(self.dropout, self.seed, self.b, head, *positions), values, 0.0)
 
     def rescaled(self, values: Tensor) -> Tensor:
-        """Returns `values` times the rescale factor of kept probabilities."""
+        """Returns `values` times the factor that makes up for dropped probabilities, or as they are without dropout."""
         return values if self.dropout is None else values * self.dropout.rescale

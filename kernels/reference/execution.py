@@ -1,4 +1,4 @@
-"""`EXECUTION` of the reference family, which compiles nothing."""
+"""`EXECUTION` of the reference family: runs the reference executor in plain ATen and compiles nothing."""
 
 from __future__ import annotations
 

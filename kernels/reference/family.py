@@ -1,4 +1,4 @@
-"""The reference family: the calls that plain ATen covers on the CPU."""
+"""The reference family, in plain ATen on the CPU: the calls that it covers, and its tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TILES = Tiles.parse("64x64w1s1")
 
 
 class Reference(Family):
-    """The reference executor in plain ATen."""
+    """The family of the reference executor, which runs plans in plain ATen on the CPU."""
 
     name = "reference"
     head_dims = f"equal ones up to {LIMIT}"

@@ -1,8 +1,9 @@
 """Reference executor of the portable forward: the order of its kernel in plain ATen, tile by tile.
 
-Slow and obvious on purpose, as `reference`: it is the eager kernel of plans with this forward, and the tests' oracle.
-Like the kernel it keeps scores and sums in fp32, rounds p to the input's dtype before it enters a matmul, and reads
-neither keys that no row sees nor rows that see no key.  Every matmul is one of two contiguous matrices.
+Like the reference backward it is slow and simple on purpose: plans with this forward use it as the eager kernel, and
+tests use it as the oracle.  Like the kernel it keeps scores and sums in fp32, rounds p to the input's dtype before it
+enters a matmul, and reads neither keys that no row sees nor rows that see no key.  Every matmul multiplies two
+contiguous matrices.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from .varlen_layout import VarlenLayout
 def forward(
     query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """Computes (out, log-sum-exp), contiguous: out [batch, q heads, q_len, value dim] in query's dtype, natural lse in
-    fp32.
+    """Computes (out, log-sum-exp), both contiguous.
 
-    A row that sees no key gives zeros and -inf, or its sink.  With a varlen layout the log-sum-exp has padded rows.
-    With a bias it has two parts (`ops.numbers_per_row`).
+    out: [batch, q heads, q_len, value dim] in query's dtype; log-sum-exp: natural, fp32 [batch, q heads, q_len], or 2 *
+    q_len with a bias, for its two parts (`ops.numbers_per_row`).  A row that sees no key gives zeros and -inf, or its
+    sink.  With a varlen layout the log-sum-exp has padded rows.
 
     Args:
-        query, key, value: [batch, heads, length, dim]; the number of query heads is a multiple of that of the others.
+        query, key, value: [batch, heads, length, dim], packed tensors with batch size 1; the number of query heads is a
+            multiple of that of the others.
         extras: the tensors that the call reads.
     """
     varlen_layout = VarlenLayout.of(call, extras)

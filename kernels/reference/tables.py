@@ -20,7 +20,7 @@ from .backward import visible
 
 
 def build(data: MaskData, plan: Plan) -> MaskTables:
-    """Builds tables as `mask_tables.build` does; packed tile ids that no tile schedule uses are zero.
+    """Builds the tables that `mask_tables.build` builds; steps after the end of a tile schedule are zero.
 
     Raises:
         ArgumentError: as `mask_tables.Shape.of`.
@@ -61,7 +61,10 @@ def _vectors(data: MaskData) -> tuple[Tensor, Tensor]:
 
 
 def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int]]]:
-    """Returns the kinds of all tile pairs of each [q_len, kv_len] of `shown`, as `schedule.visibility` defines them."""
+    """Returns the kind of every tile pair, as `schedule.visibility` defines it: a list by table, q tile and kv tile.
+
+    shown: bool [batch, heads, q_len, kv_len], which pairs are visible.
+    """
     kinds = []
     for element in shown.flatten(0, -3):
         of_element = []

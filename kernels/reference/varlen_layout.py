@@ -14,11 +14,11 @@ from ...model.mask import ROW_BLOCK, Mask
 
 @dataclass(frozen=True)
 class VarlenLayout:
-    """The tokens of the padded rows of a call, see `model.VarlenLayout`.
+    """The tokens that the padded rows of a packed call hold, see `model.VarlenLayout`.
 
     Attributes:
-        tokens: int64 [rows]; undefined where a row has no token.
-        exists: bool [rows].
+        tokens: int64 [rows], the token of each row; undefined where a row has none.
+        exists: bool [rows], whether the row has a token.
     """
 
     tokens: Tensor
@@ -26,7 +26,7 @@ class VarlenLayout:
 
     @staticmethod
     def of(call: Call, extras: Sequence[Tensor]) -> VarlenLayout | None:
-        """Returns the varlen layout of a call, or None where tokens are rows.
+        """Returns the padded rows of a call, or None where the call has no varlen layout: its tokens are its rows.
 
         Args:
             extras: the tensors that the call reads.
@@ -40,7 +40,7 @@ class VarlenLayout:
 
     @staticmethod
     def of_rows(call: Call) -> Call:
-        """Returns the call for operands that are stored by rows."""
+        """Returns the same call without its varlen layout, for operands that `filled` has copied to padded rows."""
         segments = replace(call.mask.segments, varlen_layout=None)
         return replace(call, mask=Mask(call.mask.band, segments))
 
@@ -51,7 +51,7 @@ class VarlenLayout:
         return found
 
     def emptied(self, tensor: Tensor, tokens: int) -> Tensor:
-        """Copies [1, heads, rows, dim] back to [1, heads, tokens, dim]."""
+        """Copies [1, heads, rows, dim] back to [1, heads, tokens, dim]; `tokens` is the number of tokens."""
         found = tensor.new_empty(*tensor.shape[:2], tokens, tensor.shape[3])
         found[:, :, self.tokens[self.exists]] = tensor[:, :, self.exists]
         return found

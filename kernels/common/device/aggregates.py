@@ -31,7 +31,7 @@ def _wrapped(value):
 
 
 def aggregate(cls):
-    """Turns a class of annotated fields and methods into an aggregate of Triton."""
+    """Turns a class of annotated fields and methods into a Triton aggregate with a generated constructor."""
     fields = inspect.get_annotations(cls)
     defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
     parameters = ", ".join(f"{name}={defaults[name]!r}" if name in defaults else name for name in fields)
@@ -52,6 +52,6 @@ def aggregate(cls):
 
 @builtin
 def replace(instance, _semantic=None, **changes):
-    """Returns a copy of an aggregate with other values in some fields."""
+    """Returns a copy of a Triton aggregate whose fields have the values in `changes`, by name."""
     kept = {name: getattr(instance, name) for name in type(instance).fields if name not in changes}
     return type(instance)(**kept, **changes)

@@ -53,7 +53,7 @@ def wait_semaphore(semaphore, rank, INTERPRET: tl.constexpr):
 
 @triton.jit
 def release_semaphore(semaphore, INTERPRET: tl.constexpr):
-    """Increments `semaphore`, after all adds of this CTA were performed."""
+    """Increments `semaphore` (int32) once all earlier adds of this CTA are visible, so that the next rank may add."""
     if INTERPRET:
         tl.store(semaphore, tl.load(semaphore) + 1)
     else:

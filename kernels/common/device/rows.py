@@ -1,6 +1,6 @@
-"""Token offsets of padded rows (varlen layout) for plain Triton kernels; see `model.VarlenLayout`.
+"""The tokens of padded rows (varlen layout) for plain Triton kernels; see `model.VarlenLayout`.
 
-This module contains only `triton.jit` functions, as `tiles` does.
+This module contains only `triton.jit` functions, because their text is pasted into Inductor's templates.
 """
 
 import triton
@@ -9,10 +9,10 @@ import triton.language as tl
 
 @triton.jit
 def tokens_of(TOKEN_OFFSETS, TOKEN_COUNTS, rows, end, VARLEN_ROWS: tl.constexpr):
-    """Returns (the tokens of `rows`, which rows have one), for a varlen layout of `end` padded rows.
+    """Returns (token index of each of `rows`, whether it has a token: bool), for a varlen layout of `end` padded rows.
 
-    TOKEN_OFFSETS, TOKEN_COUNTS: int32 [row blocks]; VARLEN_ROWS: rows of a row block, or 0 where tokens are rows and
-        nothing is read.
+    TOKEN_OFFSETS, TOKEN_COUNTS: int32 [row blocks], the first token and the number of tokens of each row block;
+    VARLEN_ROWS: rows of a row block, or 0 where tokens are rows and neither is read.
     """
     exists = rows < end
     if VARLEN_ROWS:

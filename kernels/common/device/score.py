@@ -1,4 +1,4 @@
-"""Scores of products of query and key in Triton, and their derivative; `common.score` says what they are.
+"""Scores of products of query and key (scale, softcap, bias) in Triton, and their derivative; see `common.score`.
 
 Its definitions become a part of the text of portable kernels, see `portable.templates`.
 """
@@ -10,10 +10,11 @@ import triton.language as tl
 
 
 class Score(NamedTuple):
-    """How scores and probabilities are made.
+    """The compile-time constants of scores and probabilities.
 
-    SOFTCAP: the bound of scores, 0 for none; ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp has a
-    gradient, in a backward; HAS_SINKS: there are scores of no key, in a forward.
+    SCALE: the factor of products; SOFTCAP: the bound of scores, 0 for none; HAS_BIAS: something is added to scores;
+    ROUNDS: of Philox, 0 without dropout; HAS_GRAD_LSE: the log-sum-exp has a gradient, in a backward; HAS_SINKS: rows
+    have attention sinks (a score without a key), in a forward.
     """
 
     SCALE: float
@@ -26,20 +27,23 @@ class Score(NamedTuple):
 
 @triton.jit
 def tanh_of(s, SCORE: tl.constexpr):
-    """The share of the bound that the scores of products have, from -1 to 1."""
+    """Returns ``tanh(SCALE * s / SOFTCAP)`` for products `s`."""
     twice = 2.0 * 1.4426950408889634 * SCORE.SCALE / SCORE.SOFTCAP
     return 1.0 - 2.0 / (tl.math.exp2(s * twice) + 1.0)
 
 
 @triton.jit
 def bounded(s, SCORE: tl.constexpr):
-    """The bounded scores of products, natural."""
+    """Returns the natural scores of products `s` with a softcap: ``SOFTCAP * tanh(SCALE * s / SOFTCAP)``."""
     return tanh_of(s, SCORE) * SCORE.SOFTCAP
 
 
 @triton.jit
 def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
-    """The numbers whose products with the slope of `templates.signed_slope` are the scores, in base 2."""
+    """Returns numbers that become the scores of products `s`, in base 2, when multiplied by the slope.
+
+    SIGN: 1, -1 or 0; it and the slope are the results of `templates.signed_slope`.
+    """
     if SCORE.SOFTCAP > 0:
         s = bounded(s, SCORE)
     elif SIGN <= 0:
@@ -49,7 +53,7 @@ def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
 
 @triton.jit
 def in_base_2(s, SCORE: tl.constexpr):
-    """The scores of products in base 2."""
+    """Returns the scores of products `s` in base 2, that is, times log2(e)."""
     log2e = 1.4426950408889634
     if SCORE.SOFTCAP > 0:
         return bounded(s, SCORE) * log2e
@@ -59,7 +63,7 @@ def in_base_2(s, SCORE: tl.constexpr):
 
 @triton.jit
 def biased(s, bias, SCORE: tl.constexpr):
-    """The scores of products, natural, with a bias."""
+    """Returns the natural scores of products `s` with `bias` added."""
     if SCORE.SOFTCAP > 0:
         return bounded(s, SCORE) + bias
     else:
@@ -68,7 +72,10 @@ def biased(s, bias, SCORE: tl.constexpr):
 
 @triton.jit
 def through_bound(ds, s, operand, SCORE: tl.constexpr):
-    """The gradient of scaled scores from the gradient `ds` of bounded ones; operand: as of `rounded_product`."""
+    """Returns the gradient of scaled products from `ds`, the gradient of their scores with the softcap.
+
+    s: the products; operand: the other operand of the matmul that the result enters, see `rounded_product`.
+    """
     if SCORE.SOFTCAP > 0:
         share = tanh_of(s, SCORE)
         return rounded_product(ds, tl.math.fma(-share, share, 1.0), operand)
@@ -78,7 +85,7 @@ def through_bound(ds, s, operand, SCORE: tl.constexpr):
 
 @triton.jit
 def rounded_product(x, y, operand):
-    """x * y, which is rounded before anything is added to it, if it becomes an operand of a matmul beside `operand`.
+    """Returns x * y, rounded before anything is added to it if it enters an fp32 matmul with `operand`.
 
     A matmul of fp32 is made of three of tf32: it subtracts from an operand what tf32 holds of it.  The compiler would
     fuse that with a multiplication where nothing is between the two, such as the choice that a mask makes: then the

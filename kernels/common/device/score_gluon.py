@@ -43,11 +43,12 @@ FAR = gl.constexpr("""
 
 @aggregate
 class Score:
-    """The scores of a call, see `common.score`.
+    """How a Gluon kernel computes the scores of a call, see `common.score`.
 
-    factor: makes products scores in base 2, or shares of the bound where there is one; bound: as in `score.BOUND`, None
-    if there is none; FIXED_BASE: a softmax has the base zero, see Note [Softmax] in `hopper.forward.device.steps`;
-    SUMS_BY_MATMUL: see Note [Sums] in `hopper.forward.device.sums`.
+    factor: multiplies products or, with a softcap, values of tanh, and gives scores in base 2 (`score.factor`); bound:
+    the arguments of `score.BOUND`, None without a softcap; BOUNDED: whether there is a softcap; FIXED_BASE: a softmax
+    has the base zero, see Note [Softmax] in `hopper.forward.device.steps`; SUMS_BY_MATMUL: see Note [Sums] in
+    `hopper.forward.device.sums`.
     """
 
     factor: gl.tensor
@@ -58,7 +59,12 @@ class Score:
 
     @gluon.jit
     def begun(self, s, HIDES: gl.constexpr):
-        """(arguments, far) of products, before a mask hides any of them; see `far_of`."""
+        """Returns (arguments, far) of products `s`, for the other methods; call it before a mask hides any of them.
+
+        With a softcap the arguments are ``32 / 7 * scale * product / softcap``, and bit 30 of `far` says whether a
+        thread has any that the polynomial does not cover.  Without one both are `s`.  HIDES: whether a mask will set
+        some to -inf.
+        """
         if self.BOUNDED:
             s, far = _begun(s, self.bound.slope)
             if HIDES:
@@ -69,7 +75,10 @@ class Score:
 
     @gluon.jit
     def of_largest(self, s, HIDES: gl.constexpr):
-        """Scores in base 2 of the largest argument of every row."""
+        """Returns the scores in base 2 that belong to `s`, the largest argument of each row (see `begun`).
+
+        HIDES: whether a mask may have set all arguments of a row to -inf; -inf then stays.
+        """
         if self.BOUNDED:
             score = _far_share(s) * self.factor
             if HIDES:
@@ -80,23 +89,27 @@ class Score:
 
     @gluon.jit
     def powers(self, s, far, shift, HIDES: gl.constexpr):
-        """Returns ``2 ** (share * factor - shift)``, fp32 in the shape of `s`; for scores with a softcap
-        (BOUNDED).
+        """Returns ``2 ** (share * factor - shift)``, fp32 in the shape of `s`; only with a softcap (BOUNDED).
 
-        s, far: what `begun` returns, from which the share (``tanh(scale * product / softcap)``) is computed.
-        shift: subtracted in base 2.  HIDES: whether a mask hides elements, which are then -inf in `s` and get
-        the power zero.
+        s, far: what `begun` returns, from which the share (``tanh(scale * product / softcap)``) is computed.  shift:
+        subtracted in base 2.  HIDES: whether a mask hides elements, which are then -inf in `s` and get the power zero.
         """
         return _powers(s, far, self.factor, shift, HIDES)
 
     @gluon.jit
     def powers_and_slopes(self, s, far, shift):
-        """(as `powers`, slopes): ``1 - share ** 2`` of arguments of which none is hidden."""
+        """Returns (the result of `powers`, ``1 - share ** 2``), the second being the derivative of the softcap.
+
+        Only with a softcap, and only if a mask hides none of the arguments.
+        """
         return _powers_and_slopes(s, far, self.factor, shift)
 
     @gluon.jit
     def through(self, p, slope):
-        """`p` times slopes, the derivatives of scores: what multiplies gradients of scores."""
+        """Returns the factor of dP - delta in the gradient of scaled products: `p * slope`; `p` without softcap.
+
+        slope: the softcap's derivative, from `powers_and_slopes`.
+        """
         if self.BOUNDED:
             return p * slope
         else:

@@ -24,7 +24,11 @@ LOWEST, HIGHEST = tl.constexpr(-(2**63)), tl.constexpr(2**63 - 1)
 
 
 class Tokens(NamedTuple):
-    """Block sizes: tiles of BLOCK tokens, PARTNERS tokens compared at once, TILES ranges compared at once."""
+    """Block sizes of the kernels that compare tokens.
+
+    BLOCK: tokens of a tile; PARTNERS: tokens that are compared with a tile at once; TILES: ranges of tiles that are
+    compared at once.
+    """
 
     BLOCK: int
     PARTNERS: int
@@ -33,18 +37,19 @@ class Tokens(NamedTuple):
 
 @triton.jit
 def next_tile(tiles, low, high, after, smallest, largest):
-    """Returns the first of `tiles` after `after` whose range ``low .. high`` overlaps ``smallest .. largest``, or
-    FAR.
+    """Returns the first of `tiles` after tile `after` whose range of ids overlaps ``smallest .. largest``, else FAR.
+
+    tiles: tile indices; low, high: the smallest and the largest id of each of them.
     """
     return tl.min(tl.where((tiles > after) & (low <= largest) & (high >= smallest), tiles, FAR), 0)
 
 
 @triton.jit(do_not_specialize=["kv_len"])
 def find_starts(KV_IDS, STARTS, kv_ids_b, kv_ids_j, kv_len, BLOCK: tl.constexpr):
-    """Writes the smallest and largest id with which a run begins; one program per (batch element, BLOCK keys).
+    """Writes, for each tile of keys, the smallest and the largest id with which a run begins in it.
 
-    A run is a sequence of neighbouring keys with equal ids; the first key with an id begins a run.  KV_IDS: integers
-    [batch, kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
+    A run is a sequence of neighbouring keys with equal ids.  One program per (batch element, BLOCK keys).  KV_IDS:
+    integers [batch, kv_len], with its strides; STARTS: int64 [batch, key tiles, 2], an empty range where no run begins.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys = tile * BLOCK + tl.arange(0, BLOCK)
@@ -91,9 +96,7 @@ def _first_key(own, inside, KV_IDS, STARTS, kv_ids_j, kv_len, TOKENS: tl.constex
 
 @triton.jit
 def range_of(segment_id, counted):
-    """Returns the smallest and largest of the `counted` segment ids, or the empty range (FAR, HIDDEN) if there are
-    none.
-    """
+    """Returns the smallest and largest segment id where `counted` is true, or the empty range (FAR, HIDDEN)."""
     return tl.min(tl.where(counted, segment_id, FAR), 0), tl.max(tl.where(counted, segment_id, HIDDEN), 0)
 
 
@@ -128,12 +131,13 @@ def first_equal(
     valid_b, valid_j, q_len, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the segment ids: the first key with the same id; one program per (batch element, BLOCK queries or keys).
+    """Writes the segment id of each token, the index of the first key with the same id, and the range of each tile.
 
-    Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len]; STARTS: written by `find_starts` with the same BLOCK;
-    VALID: bool or uint8 [batch, kv_len]; all but STARTS with their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32
-    [batch, q_len], [batch, kv_len], each one of the QUERIES or KEYS vectors of a batch element; without ids every
-    segment id is 0.  RANGES: int32 [batch, query tiles and key tiles, 2], see `_encode`.
+    One program per (batch element, BLOCK queries or keys).  Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len];
+    STARTS: written by `find_starts` with the same BLOCK; VALID: bool or uint8 [batch, kv_len]; all but STARTS with
+    their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [batch, q_len], [batch, kv_len], each one of the QUERIES or
+    KEYS vectors of a batch element; without ids every segment id is 0.  RANGES: int32 [batch, query tiles and key
+    tiles, 2], the smallest and largest segment id.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b

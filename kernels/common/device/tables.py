@@ -1,5 +1,4 @@
-"""Builds the tables of `schedule.table_tile_schedule` on the device, from the kinds of tile pairs that `tile_pairs`
-computes.
+"""Builds the tables of `schedule.table_tile_schedule` on the device, from the kinds of tile pairs (`tile_pairs`).
 
 `rank_contributors` and `write_tile_schedules` build the backward's tables, `write_rows` the forward's.
 
@@ -25,11 +24,14 @@ def rank_contributors(
     KINDS, RANKS, CONTRIBUTIONS, q_len, kv_len, lo, hi, n_q, n_kv,
     RANK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, kv tile or all of them, COLUMNS q tiles): contributors that come before a kv tile.
+    """Ranks the kv tiles that add to the dq of a q tile, in the order of the schedule, from 0 on.
+
+    One program per (table, kv tile, COLUMNS q tiles); kv tile n_kv, one past the last, stands for the programs that
+    count all kv tiles that a q tile sees.
 
     KINDS: int8 [tables, n_kv, n_q], as `classify` writes them.  RANKS: int32 [tables, n_kv, n_q], by Note [Tables]; not
-    written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], kv tiles that a q tile sees.  ROWS
-    kv tiles are looked at together; RANK: a function of the schedule.
+    written where a kv tile does not contribute.  CONTRIBUTIONS: int32 [tables, n_q], the counts.  ROWS kv tiles are
+    read together; RANK: a function of the schedule, as `dash_rank`.
     """
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
@@ -69,12 +71,12 @@ def write_tile_schedules(
     TILE_SCHEDULE_LENGTH: tl.constexpr, Q_TILE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, kv tile): the tile schedule of a kv tile, by Note [Tables], COLUMNS steps at a time.
+    """Writes the backward's tile schedule of each kv tile, by Note [Tables], COLUMNS steps at a time.
 
-    KINDS, RANKS: as `rank_contributors` has them; Q_FOUND: as `seen` writes it.  VISITS: int32 [tables, n_kv], steps of
-    a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as `table_tile_schedule.packed_tile`; what no tile schedule uses
-    is not written.
-    TILE_SCHEDULE_LENGTH, Q_TILE: functions of the schedule.
+    One program per (table, kv tile).  KINDS, RANKS: as for `rank_contributors`; Q_FOUND: as `seen` writes it.  VISITS:
+    int32 [tables, n_kv], steps of a tile schedule.  STEPS: int32 [tables, n_kv, n_q], as
+    `table_tile_schedule.packed_tile`; entries that no tile schedule uses are not written.  TILE_SCHEDULE_LENGTH,
+    Q_TILE: functions of the schedule, as `dash_visits` and `dash_q_tile`.
     """
     table = tl.program_id(0).to(tl.int64)
     kinds = KINDS + table * n_kv * n_q
@@ -112,12 +114,11 @@ def write_rows(
     KINDS, KV_FOUND, COUNTS, STEPS, kv_len, blocks, n_kv, q_tiles,
     FROM_THE_END: tl.constexpr, CONSUMERS: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, q tile): the tile schedule of a tile of a forward, as
-    `table_tile_schedule.forward_packed_tiles`.
+    """Writes the forward's tile schedule of each q tile, as `table_tile_schedule.forward_packed_tiles`.
 
-    KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.  A tile is CONSUMERS row blocks;
-    FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables, q_tiles], at least 1; STEPS: int32
-    [tables, q_tiles, n_kv].
+    One program per (table, q tile).  KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.
+    A q tile is CONSUMERS row blocks; FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables,
+    q_tiles], the number of steps, at least 1; STEPS: int32 [tables, q_tiles, n_kv].
     """
     table = tl.program_id(0).to(tl.int64)
     q_tile = tl.program_id(1)

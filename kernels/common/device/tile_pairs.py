@@ -1,9 +1,9 @@
-"""From the data of a mask to the kinds of its tile pairs, on the device.
+"""Computes the kinds of tile pairs (empty, partial or full) under a mask that is data, on the device.
 
 The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see a
 key, and which keys are seen.  `classify` says of every tile pair whether it is empty, partial or full, as
-`schedule.visibility` defines it; `write_seen` does where a forward reads bits of a dense mask, and writes them, too.
-`unite_kinds` makes the kinds of larger tiles from these.
+`schedule.visibility` defines it; `write_seen` does so where a forward reads bits of a dense mask, and writes these
+bits, too.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.
@@ -22,13 +22,12 @@ EMPTY, PARTIAL, FULL = (tl.constexpr(kind) for kind in (visibility.EMPTY, visibi
 
 
 class Mask(NamedTuple):
-    """The parts of a mask, as compile-time constants.
+    """The properties of a mask, as compile-time constants.
 
-    HAS_LO, HAS_HI: whether the band has the bound; HAS_DENSE: there is a dense mask; FORMS, Q_ROWS, KV_ROWS, QUERIES,
-    KEYS: as in `common.relations.Layout`; HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form
-        `is_range`;
-    HAS_OTHERS: there are forms other than segment ids; TURNED: roles are swapped, keys search for the queries that see
-        them.
+    HAS_LO, HAS_HI: whether the band has the bound; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: as in
+    `common.relations.Layout`; HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form `is_range`;
+    HAS_OTHERS: there are forms other than segment ids; HAS_DENSE: there is a dense mask; TURNED: roles are swapped,
+    keys search for the queries that see them.
     """
 
     HAS_LO: bool
@@ -186,12 +185,11 @@ def seen(
 ):  # fmt: skip
     """Finds the queries that see a key, and the keys that a query sees, under a mask that reads tensors.
 
-    One program per (batch element and head, BLOCK queries or keys). Q_FOUND: bool [batch * heads, q_len], whether the
-    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written. Q_VECTORS,
-    KV_VECTORS: as of `MaskTables`. RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest and largest
-    first segment id of each, as `first_equal` writes them. DENSE: a bool mask [batch, heads, q_len, kv_len] with its
-    strides;
-    heads: of DENSE, 1 without. lo, hi: the bounds of the band.
+    One program per (batch element and head, BLOCK queries or keys).  Q_FOUND: bool [batch * heads, q_len], whether the
+    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written.
+    Q_VECTORS, KV_VECTORS: as in `MaskTables`.  RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest
+    and largest first segment id of each, as `first_equal` writes them.  DENSE: a bool mask [batch, heads, q_len,
+    kv_len] with its strides; heads: of DENSE, 1 without.  lo, hi: the bounds of the band.
     """
     head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b = head // heads
@@ -256,11 +254,11 @@ def classify(
     KINDS, Q_VECTORS, KV_VECTORS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
     n_q, n_kv, MASK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
+    """Writes the kind of each tile pair; one program per (batch element and head, Q_TILES q tiles, KV_TILES kv tiles).
 
-    KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; a full one has a complete kv tile.  The other
-    arguments are those of `seen`.  Elements are looked at, LINES rows at a time, where the band and `Form.classify`
-    do not decide.
+    KINDS: int8 [batch * heads, n_kv, n_q], EMPTY, PARTIAL or FULL; FULL only if the kv tile lies within kv_len.  The
+    other arguments are those of `seen`.  Elements are read, LINES rows at a time, only where the band and
+    `Form.classify` do not decide.
     """
     BLOCK_Q: tl.constexpr = PAIRS.BLOCK_Q
     BLOCK_KV: tl.constexpr = PAIRS.BLOCK_KV
@@ -323,10 +321,11 @@ def write_seen(
     KINDS, SEEN_BITS, Q_VECTORS, KV_VECTORS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
     MASK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element and head, row block, kv tile): the bits of a dense mask that a forward reads.
+    """Writes the bits of a dense mask that a forward reads, and the kinds of its tile pairs.
 
-    KINDS: as of `classify`; SEEN_BITS: int32 [batch * heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen
-    bits] in schedule/table_tile_schedule.py.  The other arguments are those of `seen`.
+    One program per (batch element and head, row block, kv tile).  KINDS: as in `classify`; SEEN_BITS: int32 [batch *
+    heads, row blocks, kv tiles, 2 * BLOCK_Q, WORDS], see Note [Seen bits] in schedule/table_tile_schedule.py.  The
+    other arguments are those of `seen`.
 
     Each word is put together bit by bit, from single elements: Triton 3.6 compiles the sum of a permuted tile to other
     words than the interpreter's.
@@ -368,10 +367,11 @@ def unite_kinds(
     FINE, KINDS, kv_len, fine_q, fine_kv, n_q, n_kv,
     HIGH: tl.constexpr, WIDE: tl.constexpr, BLOCK_KV: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (table, kv tile, COLUMNS q tiles): kinds of tile pairs from the kinds of finer ones in them.
+    """Computes the kinds of coarse tile pairs from those of finer ones.
 
-    FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv, n_q], both as of `classify`.  A q tile has HIGH
-    finer ones, a kv tile WIDE, and BLOCK_KV keys.
+    One program per (table, kv tile, COLUMNS q tiles).  FINE: int8 [tables, fine_kv, fine_q], KINDS: int8 [tables, n_kv,
+    n_q], both with the values of `classify`.  A q tile contains HIGH finer q tiles; a kv tile contains WIDE finer kv
+    tiles and BLOCK_KV keys.
     """
     table, kv = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

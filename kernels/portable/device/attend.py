@@ -53,14 +53,16 @@ def attend_range(
     SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """`state` after the kv tiles first .. end-1, in ascending order; MASKED, if any pair of them may be invisible.
+    """Returns `state`, of the online softmax of a q tile, after the kv tiles first .. end-1, in ascending order.
+
+    MASKED: whether the mask is applied; it must be if any pair of these tiles may be invisible.
 
     state: per row the unscaled output, the sum of the probabilities, and the largest score, by whose exponential both
     are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2; with a bias they are natural, or
     fp32 could not hold a bias of `finfo.min`.
 
     operands: the tile of Q, and the heads of K and V; place: batch element, kv head, query head, q tile; own: the
-    tile's queries, what the mask says of them, and their `id_range`.  The other arguments are those of `attend_tile`.
+    tile's `TileRows`, their `OfQueries`, and their `id_range`.  The other arguments are those of `attend_tile`.
     """
     out, total, largest = state
     q, k_head, v_head = operands
@@ -114,7 +116,11 @@ def attend_range(
 
 @triton.jit
 def with_sinks(total, largest, sinks, b, hq, q_rows, q_len, SCORE: tl.constexpr):
-    """(total, largest score, factor of the output) of rows, as of `attend_range`, with the sinks of a head."""
+    """Adds the attention sinks of a head to the softmax: returns (sum, largest score, factor of the unscaled output).
+
+    total, largest: the sum and the largest score of each row, as in the state of `attend_range`.  sinks: see
+    `attend_tile`.
+    """
     head = head_of(sinks, b, hq)
     sink = tl.load(head.start + q_rows * head.strides[0], mask=q_rows < q_len, other=0.0)
     log2e = 1.4426950408889634
@@ -136,16 +142,16 @@ def attend_tile(
     inputs, data, sinks, b, hq, q_tile, tile_schedule, SIGN: tl.constexpr, SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """(out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
+    """Returns (out, log-sum-exp, excess) of q tile `q_tile` of query head `hq` of batch element `b`.
 
     out: fp32 [BLOCK_Q, BLOCK_DV]; the log-sum-exp is natural, fp32 [BLOCK_Q].  With a bias, it and the excess are the
     two parts of Note [Log-sum-exp in two parts].  A row that sees no key gives zeros and -inf, or its sink, whatever q,
-    k and v hold.  The log-sum-exp is the same without dropout.  sinks: fp32 [batch, q heads, q_len], read if SCORE
-    HAS_SINKS.
+    k and v hold.  Dropout does not change the log-sum-exp.  sinks: fp32 [batch, q heads, q_len], read if
+    SCORE.HAS_SINKS.
 
-    All groups are as of Note [Argument groups].  Rows that see no key by the band, and keys that no row sees by the
-    band or by `data.keys`, are not read.  Hence the latter must also be zero for keys that segments or a dense mask
-    leave without rows, unless they hold finite numbers.
+    Argument groups are described in Note [Argument groups].  Rows that see no key by the band, and keys that no row
+    sees by the band or by `data.keys`, are not read.  Hence `data.keys` must also be zero for keys that segments or a
+    dense mask leave without rows, unless they hold finite numbers.
 
     SIGN * SLOPE / log2(e) is `common.score.slope_after_score`: SIGN is 1, -1 or 0, and SLOPE is positive (see
     `templates.signed_slope`).

@@ -1,7 +1,8 @@
 """The gradient of a bias for one tile of pairs: dS, summed over batch elements and heads.
 
-As `bias_sums` adds them for the dq kernel, but in registers, and for more programs than that has; with equal bits
-unless the mask is dense, where plans of two passes do not use it.
+This kernel keeps the sum in registers and has a program for every tile of pairs, whereas the dq kernel adds by
+`bias_sums`, with fewer programs.  Both give equal bits unless the mask is dense, where two-pass plans do not use this
+kernel.
 """
 
 import triton
@@ -32,7 +33,9 @@ def bias_gradient_tile(
     inputs, saved, data, first, turns, q_tile, kv, tile_schedule,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """The sum of dS over batch elements and, within each, query heads, in ascending order: fp32 [BLOCK_Q, BLOCK_KV].
+    """Returns the sum of dS over batch elements and heads for one tile of pairs: fp32 [BLOCK_Q, BLOCK_KV].
+
+    Addends are in ascending order of batch elements and, within each, query heads.
 
     first, turns: (batch element, query head), the first ones and how many.  The other arguments are as for `dkdv_tile`.
     """

@@ -23,10 +23,10 @@ def add_to_sum(
     sums, p, dp, q_tile, kv, queries, keys, tile_schedule, later, wanted,
     ADDS: tl.constexpr, TILE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """Add p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv); after the last addend, write it.
+    """Adds p * dp, fp32 [BLOCK_Q, BLOCK_KV], to the sum of tile pair (q_tile, kv), and stores the final sum.
 
-    sums: `Sums`; without ADDS there is one addend alone.  The sum of tile pair (q_tile, later) is asked to be in the L2
-    cache soon, if that is `wanted`.
+    sums: `Sums`; the final sum goes to its gradient.  Without ADDS there is a single addend.  If `wanted`, the sum of
+    tile pair (q_tile, later), for a later iteration, is prefetched into the L2 cache.
     """
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
@@ -50,7 +50,10 @@ def add_to_sum(
 
 @triton.jit
 def store_gradient(gradient, total, q_rows, kv_rows, tile_schedule):
-    """Stores `total`, fp32 [len(q_rows), len(kv_rows)], to the operand `gradient`, one plane."""
+    """Stores `total`, fp32 [len(q_rows), len(kv_rows)], at these positions of a bias gradient.
+
+    gradient: an `Operand` [q_len, kv_len].
+    """
     q_len, kv_len, _lo, _hi = tile_schedule
     inside = (q_rows < q_len)[:, None] & (kv_rows < kv_len)[None, :]
     start, strides = gradient
@@ -60,7 +63,7 @@ def store_gradient(gradient, total, q_rows, kv_rows, tile_schedule):
 
 @triton.jit
 def by_threads(tile, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Flattens a tile of pairs in the order of the threads of a matmul: [BLOCK_Q * BLOCK_KV]; a warp has 16 rows."""
+    """Flattens a tile of pairs to [BLOCK_Q * BLOCK_KV], in the order in which a matmul's threads hold its elements."""
     parts = tl.reshape(tile, [BLOCK_Q // 16, 2, 8, BLOCK_KV // 8, 4, 2])
     return tl.reshape(tl.permute(parts, (3, 0, 2, 4, 1, 5)), [BLOCK_Q * BLOCK_KV])
 
@@ -74,7 +77,7 @@ def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 
 @triton.jit
 def zero_unseen(gradient, q_tile, tile_schedule, TILE: tl.constexpr, BUILD: tl.constexpr):
-    """Stores zeros to the tile pairs of a q tile that its tile schedule does not visit; gradient: as in `Sums`."""
+    """Stores zeros to those tile pairs of a q tile that the tile schedule does not visit; gradient: as in `Sums`."""
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
     _q_len, kv_len, _lo, _hi = tile_schedule

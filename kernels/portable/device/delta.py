@@ -8,7 +8,7 @@ from .tiles import head_of, load_do
 
 @triton.jit
 def delta_tile(made, do, b, hq, queries, TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr):
-    """Returns (delta, do): fp32 [BLOCK_Q], and the loaded [BLOCK_Q, BLOCK_DV] rows of dO.
+    """Returns (delta, dO) of the queries of a tile: fp32 [BLOCK_Q], and the loaded rows of dO, [BLOCK_Q, BLOCK_DV].
 
     made: see `Made`; do: an operand [batch, q heads, q_len, VALUE_DIM].  Rows that see no key are not read and count as
     zeros.

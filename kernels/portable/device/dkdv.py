@@ -1,4 +1,4 @@
-"""The kv-stationary part: dk and dv of one kv tile, and (one pass) its ordered contributions to dq."""
+"""Device code of the dk/dv kernel: dk and dv of one kv tile, and (one pass) the tile's ordered contributions to dq."""
 
 import triton
 import triton.language as tl
@@ -38,17 +38,18 @@ def dkdv_tile(
     inputs, saved, accumulator, data, b, h, kv, tile_schedule, ORDERED: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`: fp32 [BLOCK_KV, BLOCK_D] each.
+    """Returns dk (unscaled) and dv of kv tile `kv` of kv head `h` of batch element `b`.
 
-    All groups are as of Note [Argument groups]; `accumulator` is only used when ORDERED.  The query heads of a group
-    are scheduled in ascending order, so dk and dv of grouped heads have a fixed order too.  Rows that see no key and
-    keys
-    that no row sees may hold anything: they are not read.
+    They are fp32 [BLOCK_KV, BLOCK_D] and [BLOCK_KV, BLOCK_DV].
 
-    dk and dv of a key whose entry in `data.keys` is zero are zero.  If ORDERED, it must also be zero for keys that
-    segments or a dense mask leave without rows, unless they hold finite numbers.  With any data of a mask, the
-    log-sum-exp of a row that is left without keys must be -inf, by which the row is known.  The log-sum-exp is the same
-    without dropout.
+    Argument groups are described in Note [Argument groups]; `accumulator` is only used when ORDERED.  The query heads
+    of a group are scheduled in ascending order, so dk and dv of grouped heads have a fixed order too.  Rows that see no
+    key and keys that no row sees may hold anything: they are not read.
+
+    dk and dv of a key whose entry in `data.keys` is zero are zero.  If ORDERED, the entry must also be zero for keys
+    that segments or a dense mask leave without rows, unless they hold finite numbers.  With any data of a mask, the
+    log-sum-exp of a row that is left without keys must be -inf, by which the row is known.  Dropout does not change the
+    log-sum-exp.
 
     See Note [Rows of a tile of pairs] for BY_KEY.
     """

@@ -1,4 +1,4 @@
-"""The q-stationary part of the two-pass backward: delta and dq of one q tile, and its part of a bias's gradient."""
+"""Device code of the two-pass dq kernel: delta and dq of one q tile, and the tile's part of a bias gradient."""
 
 import triton
 import triton.language as tl
@@ -32,13 +32,13 @@ def dq_tile(
     inputs, made, saved, data, b, hq, q_tile, tile_schedule, sums, GRADIENT: tl.constexpr, ADDS: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
+    """Returns dq of q tile `q_tile` of query head `hq` of batch element `b`: fp32 [BLOCK_Q, BLOCK_D], scaled.
 
-    Arguments as for `dkdv_tile`; made: see `Made`.  Also writes delta for the dk/dv kernel that runs afterwards.  dq of
-    a row whose log-sum-exp is -inf, which sees no key, is zero.
+    The arguments are as for `dkdv_tile`; made: see `Made`.  The function also writes delta for the dk/dv kernel that
+    runs afterwards.  dq of a row whose log-sum-exp is -inf, which sees no key, is zero.
 
-    sums (GRADIENT): where dS of each tile of pairs that the tile schedule visits is added or, if not ADDS, stored; see
-    `bias_sums`.
+    GRADIENT: whether the bias has a gradient; then dS of each visited tile of pairs is added to `sums` or, if not ADDS,
+    stored there; see `bias_sums`.
     """
     q_len, kv_len, _lo, _hi = tile_schedule
     h = hq // TILE.GROUP

@@ -1,7 +1,7 @@
 """The probabilities that dropout keeps, for the tiles of the portable kernels.
 
-Note [Random bits of dropout] in reference_dropout.py defines the numbers.  Only `triton.jit` functions live here: their
-text is pasted into Inductor's template (see `templates.py`).
+Note [Random bits of dropout] in kernels/reference/dropout.py defines the numbers.  Only `triton.jit` functions live
+here: their text is pasted into Inductor's template (see `templates.py`).
 
 Blocks of random bits are put together by joins, reshapes and permutations that leave them where a matmul has the
 elements of its result: the compiler lets every thread compute the bits of its own elements, and nothing is exchanged.
@@ -32,9 +32,9 @@ def dropout_kept(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SCORE: tl.con
 
 @triton.jit
 def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SCORE: tl.constexpr):
-    """`dropout_kept` as [BLOCK_KV, BLOCK_Q].
+    """Returns whether the probabilities of a tile pair are kept, as `dropout_kept` does, but as [BLOCK_KV, BLOCK_Q].
 
-    There, the keys that share a block lie in different threads, and both compute it.
+    In this layout the keys that share a block of random bits lie in different threads, and both threads compute it.
     """
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
@@ -52,7 +52,10 @@ def dropout_kept_transposed(drop, b, hq, q_tile, kv_tile, TILE: tl.constexpr, SC
 
 @triton.jit
 def dropout_words(seed, rows, keys, hq, b, ROUNDS: tl.constexpr):
-    """The four words of each block; `rows` and `keys`, of which one is a column, are the first words of its counter."""
+    """Returns the four 32-bit words of each Philox block of random bits of a query head of a batch element.
+
+    rows, keys: the first two words of the blocks' counters; one of them is a column, so that they broadcast.
+    """
     zeros = rows.to(tl.int32) * 0 + keys.to(tl.int32) * 0
     c0, c1 = zeros + rows.to(tl.int32), zeros + keys.to(tl.int32)
     return tl.philox(seed, c0, c1, zeros + hq.to(tl.int32), zeros + b.to(tl.int32), ROUNDS)
@@ -60,7 +63,7 @@ def dropout_words(seed, rows, keys, hq, b, ROUNDS: tl.constexpr):
 
 @triton.jit
 def dropout_half(words, half, threshold):
-    """Returns whether the half of each word that begins at bit `half` keeps a probability.
+    """Returns whether the 16 bits of each word that begin at bit `half` (0 or 16) keep a probability.
 
     See Note [Comparing random bits]: a bfloat16 number is an fp32 number whose lower bits are zero.
     """
@@ -73,5 +76,5 @@ def dropout_half(words, half, threshold):
 
 @triton.jit
 def dropout_halves(words, threshold):
-    """Returns whether the lower and the upper half of each word keep a probability: [..., 2]."""
+    """Returns whether the lower and the upper 16 bits of each word keep a probability: bool [..., 2]."""
     return tl.join(dropout_half(words, 0, threshold), dropout_half(words, 16, threshold))

@@ -1,4 +1,4 @@
-"""The arguments of the portable kernels in groups, one for each concern.
+"""The argument groups of the portable kernels: named tuples of operands and constants, one for each concern.
 
 Note [Argument groups]
     Functions on the device take named tuples.  Their text is pasted into Inductor's template like that of the functions
@@ -14,9 +14,9 @@ Note [Argument groups]
     member of `Score`.  No signature changes.
 
 Note [Data operands]
-    `Data` is what masks and scores read.  A member belongs to a kernel that has the flag behind it; in others it is
-    never read, and may be anything of this form.  Tuples are empty where there is nothing.  Operands have strides for
-    each dimension.
+    `Data` is what masks and scores read.  A member belongs to a kernel that has the flag after its name; in others it
+    is never read, and may be anything of this form.  Tuples are empty where there is nothing.  Operands have strides
+    for each dimension.
 
     keys (HAS_KEYS): int32 [batch, kv heads, kv_len]; no row sees a key whose entry is zero.
 
@@ -50,7 +50,7 @@ from typing import NamedTuple
 class Operand(NamedTuple):
     """A tensor of any strides, or a head of one.
 
-    start: pointer to the first element; strides: of all dimensions.
+    start: pointer to the first element; strides: of all dimensions, in elements.
     """
 
     start: object
@@ -58,7 +58,10 @@ class Operand(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """q: [batch, q heads, q_len, HEAD_DIM]; k: [batch, kv heads, kv_len, HEAD_DIM]; v: [.., kv_len, VALUE_DIM]."""
+    """The inputs of attention, an `Operand` each.
+
+    q: [batch, q heads, q_len, HEAD_DIM]; k: [batch, kv heads, kv_len, HEAD_DIM]; v: [.., kv_len, VALUE_DIM].
+    """
 
     q: object
     k: object
@@ -66,7 +69,7 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a backward has beside the inputs.
+    """What a backward reads in addition to q, k and v.
 
     do: [batch, q heads, q_len, VALUE_DIM]; lse: natural log, fp32 [batch, q heads, >= q_len], see Note [Log-sum-exp in
     two parts]; DELTA: pointer to fp32 [batch, q heads, q_len], contiguous; heads: kv heads of a batch element.
@@ -79,7 +82,7 @@ class Saved(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What delta is made of beside dO.
+    """What delta is computed from in addition to dO, an `Operand` each.
 
     out: the forward's output, [batch, q heads, q_len, VALUE_DIM]; grad_lse: the gradient of the log-sum-exp, fp32
     [batch, q heads, q_len or tokens], which is read if there is one.
@@ -102,9 +105,10 @@ class VarlenLayout(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """The dropout of a call: `seed`, threshold and rescale.
+    """The dropout of a call.
 
-    threshold: 65536 times the fraction of probabilities that are dropped; rescale: the factor of those that are kept.
+    seed: int64, of the random numbers; threshold: 65536 times the fraction of probabilities that are dropped; rescale:
+    the factor of those that are kept.
     """
 
     seed: object
@@ -113,7 +117,7 @@ class Dropout(NamedTuple):
 
 
 class Data(NamedTuple):
-    """See Note [Data operands]."""
+    """The operands of masks, of what is added to scores, and of dropout; see Note [Data operands]."""
 
     keys: object
     of_queries: object
@@ -140,7 +144,7 @@ class TileRows(NamedTuple):
 
 
 class OfQueries(NamedTuple):
-    """The vectors that a mask reads of the queries of a tile.
+    """The mask's vectors for the queries of a tile.
 
     vectors: for each relation of the mask a tuple of int32 or int64 [BLOCK_Q].
     """
@@ -149,9 +153,9 @@ class OfQueries(NamedTuple):
 
 
 class OfKeys(NamedTuple):
-    """The vectors that a mask reads of the keys of a tile.
+    """The mask's vectors for the keys of a tile.
 
-    valid: bool [BLOCK_KV], all true without a key padding vector; vectors: for each relation a tuple of int32 or int64
+    valid: bool [BLOCK_KV], all true without a key validity vector; vectors: for each relation a tuple of int32 or int64
     [BLOCK_KV].
     """
 
@@ -160,9 +164,10 @@ class OfKeys(NamedTuple):
 
 
 class Accumulator(NamedTuple):
-    """Where dq is added up in order, see Note [Ordered accumulation]; both are zeroed, and only used when ORDERED.
+    """Where dq is accumulated in order, see Note [Ordered accumulation]; only used when ORDERED.
 
-    DQ: pointer to fp32 [batch, q heads, q_len or tokens, HEAD_DIM], unscaled; SEM: to int32 [batch, q heads, q tiles].
+    Both are zeroed before.  DQ: pointer to fp32 [batch, q heads, q_len or tokens, HEAD_DIM], unscaled; SEM: semaphores,
+    pointer to int32 [batch, q heads, q tiles].
     """
 
     DQ: object
@@ -170,10 +175,11 @@ class Accumulator(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Where the gradient of a bias is added up, of one plane; see Note [Sums of a bias's gradient].
+    """Where the gradient of one [q_len, kv_len] plane of a bias is summed; see Note [Sums of a bias's gradient].
 
-    SUMS: pointer to fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV], which is not used unless something is added; begins,
-    ends: whether this is the first addend of the plane, and the last; gradient: an `Operand` [q_len, kv_len].
+    SUMS: pointer to fp32 [q tiles, kv tiles, BLOCK_Q * BLOCK_KV], not used where there is a single addend; begins,
+    ends: whether this is the first addend of the plane, and the last; gradient: an `Operand` [q_len, kv_len], the
+    result.
     """
 
     SUMS: object
@@ -183,7 +189,7 @@ class Sums(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Sizes: of tiles, of heads, and how both divide lengths.
+    """The sizes of tiles and heads, and whether tiles divide the lengths.
 
     BLOCK_D, BLOCK_DV: powers of two, at least HEAD_DIM, VALUE_DIM; GROUP: query heads of a kv head; EVEN_Q, EVEN_KV: no
     tile has a row that is past the length or, by the band, sees no key or is not seen.
@@ -201,11 +207,12 @@ class Tile(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """The bounds that the mask has, and what it reads.
+    """The compile-time properties of a mask.
 
-    RELATIONS: the tests of its relations of queries and keys, see `model.relations`; BY_PAIR: there are some, or
-    operands of pairs; VARLEN_ROWS: rows of a row block, 0 where tokens are rows, of which the only relation is that of
-    ids.
+    HAS_LO, HAS_HI, HAS_KEYS: the band has a lower bound, an upper bound; there is a key validity vector.  RELATIONS:
+    the tests of the relations of queries and keys, see `model.relations`.  BY_PAIR: there are such relations, or
+    elementwise masks.  VARLEN_ROWS: the rows of a row block in a varlen layout, whose only relation is the equality of
+    document ids; 0 if every row is a token.
     """
 
     HAS_LO: bool
@@ -219,8 +226,8 @@ class Mask(NamedTuple):
 class Build(NamedTuple):
     """How a kernel is compiled.
 
-    PRECISION: of matmuls of fp32; STAGES: of loops that load ahead; INDEX: the dtype of indices; INTERPRET: it is for
-    Triton's interpreter.
+    PRECISION: `input_precision` of fp32 matmuls; STAGES: of pipelined loops; INDEX: the dtype of indices; INTERPRET:
+    the kernel is for Triton's interpreter.
     """
 
     PRECISION: str

@@ -1,6 +1,6 @@
-"""The functions that the device code calls and `dash_inductor.schedule.codegen` generates, per schedule and mask.
+"""Declares the device functions that `dash_inductor.schedule.codegen` generates per schedule and mask.
 
-These declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
+The declarations document the interface and give linters the names; `templates.py` pastes the generated text instead.
 
 `tile_schedule` is the tuple of `codegen.TILE_SCHEDULE`: q_len, kv_len, and the bounds lo and hi of the band, anchored
 top left and never read where the mask has none.  All values are int32.  Tile schedules and ranks are the same for every
@@ -12,17 +12,17 @@ import triton
 
 @triton.jit
 def dash_launch(work_id, heads, tile_schedule, BLOCK_Q, BLOCK_KV, HEAD_CHUNK):
-    """Returns (head, CTA index) of the CTA with this work id, of `heads` heads of all batch elements."""
+    """Returns (head, CTA index within the head) for a work id; `heads` is the number of heads of all batch elements."""
 
 
 @triton.jit
 def dash_kv_tile(cta_index, part, tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns the `part`-th kv tile of the CTA with this index."""
+    """Returns the kv tile that the CTA with this index within its head processes as number `part`, from 0."""
 
 
 @triton.jit
 def dash_visits(kv, tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns the number of q tiles in the tile schedule of a kv tile."""
+    """Returns the number of q tiles that a kv tile visits: the number of iterations of its tile schedule."""
 
 
 @triton.jit
@@ -37,12 +37,18 @@ def dash_rank(q, kv, tile_schedule, BLOCK_Q, BLOCK_KV):
 
 @triton.jit
 def dash_q_range(kv, tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns (first, full_first, full_end, end): the q tiles of a kv tile; [full_first, full_end) need no mask."""
+    """Returns (first, full_first, full_end, end): a kv tile sees the q tiles from first to end - 1.
+
+    The q tiles from full_first to full_end - 1 need no mask.
+    """
 
 
 @triton.jit
 def dash_kv_range(q, tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns (first, full_first, full_end, end): the kv tiles of a q tile; [full_first, full_end) need no mask."""
+    """Returns (first, full_first, full_end, end): a q tile sees the kv tiles from first to end - 1.
+
+    The kv tiles from full_first to full_end - 1 need no mask.
+    """
 
 
 @triton.jit

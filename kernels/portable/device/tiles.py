@@ -38,15 +38,15 @@ def head_of(operand, b, h):
 
 @triton.jit
 def columns_of(rows, BLOCK: tl.constexpr):
-    """0 .. BLOCK - 1 in the dtype of the numbers of rows, which holds every offset: columns may be far apart."""
+    """Returns the column indices 0 .. BLOCK - 1, in the dtype of the positions of `rows`, which holds any offset."""
     return tl.arange(0, BLOCK).to(rows.numbers.dtype)
 
 
 @triton.jit
 def load_tile(matrix, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """`rows` of a matrix with DIM columns as a [rows, BLOCK] tile; their tokens are the rows themselves.
+    """Loads `rows` (`TileRows`) of a matrix with DIM columns as a tile [rows, BLOCK]; positions are the matrix's rows.
 
-    Zeros stand for rows outside first .. end-1, which are not read (EVEN: there are none), and for further columns.
+    Rows outside first .. end-1 are not read and become zeros (EVEN: there are none), and so do columns from DIM on.
     """
     cols = columns_of(rows, BLOCK)
     inside = (rows.numbers >= rows.first) & (rows.numbers < rows.end)
@@ -63,7 +63,10 @@ def load_tile(matrix, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.con
 
 @triton.jit
 def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """As `load_tile`, the tokens of the rows that are `chosen` (booleans, one per row); no other is read."""
+    """Loads the tokens of the `chosen` rows (bool [rows]) as a tile [rows, BLOCK]; other rows are zeros.
+
+    DIM: the matrix's columns.  No token of a row that is not chosen is read.
+    """
     cols = columns_of(rows, BLOCK)
     ptrs = matrix.start + rows.tokens[:, None] * matrix.strides[0] + cols[None, :] * matrix.strides[1]
     if DIM == BLOCK:
@@ -74,7 +77,10 @@ def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_rows(data, numbers, length, MASK: tl.constexpr):
-    """Returns (token of each row, whether it has one), [rows]; numbers: the rows; length: rows of the mask."""
+    """Returns (the token of each row, whether it has one), [rows] each, by the varlen layout of `data` if any.
+
+    numbers: the positions of the rows; length: the number of rows of the mask.
+    """
     return tokens_of(
         data.varlen_layout.TOKEN_OFFSETS, data.varlen_layout.TOKEN_COUNTS, numbers, length, MASK.VARLEN_ROWS
     )
@@ -88,9 +94,9 @@ def numbers_of(tile, BLOCK: tl.constexpr, BUILD: tl.constexpr):
 
 @triton.jit
 def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
-    """Returns the `TileRows` of these positions.
+    """Returns the `TileRows` of the positions `numbers`.
 
-    seen: (first, end), of queries as `dash_seen_rows` returns them, of keys as `dash_seen_keys`; length: how many
+    seen: (first, end), for queries as `dash_seen_rows` returns them, for keys as `dash_seen_keys`; length: how many
     queries or keys there are.
     """
     tokens, exists = place_rows(data, numbers, length, MASK)
@@ -99,10 +105,11 @@ def rows_of(data, numbers, seen, length, MASK: tl.constexpr):
 
 @triton.jit
 def id_range(vectors, rows, MASK: tl.constexpr):
-    """Returns the smallest and the largest segment id of a tile's rows that hold a token, for `in_range`.
+    """Returns (smallest, largest) segment id of a tile's rows that hold a token, for `in_range`.
 
-    Only masks of rows (MASK.VARLEN_ROWS) have them; (2**30, -1), an empty range, if no row holds a token. vectors: of
-    `OfQueries` or `OfKeys`, whose only relation is the equality of segment ids.
+    Only varlen layouts (MASK.VARLEN_ROWS) need it; without one the result is (0, 0).  If no row holds a token, it is
+    the empty range (2**30, -1).  vectors: of `OfQueries` or `OfKeys`, whose only relation is the equality of segment
+    ids.
     """
     if MASK.VARLEN_ROWS:
         ids = vectors[0][0]
@@ -115,8 +122,9 @@ def id_range(vectors, rows, MASK: tl.constexpr):
 def in_range(chosen, vectors, others, MASK: tl.constexpr):
     """Returns `chosen`, bool [rows], restricted to rows whose segment id may occur in the other tile of a pair.
 
-    others: the `id_range` of the other tile. Only masks of rows (MASK.VARLEN_ROWS) restrict. A tile has rows of one
-    document alone, so that nothing of another document is read, whatever tiles the schedule visits.
+    others: the `id_range` of the other tile.  Without a varlen layout (MASK.VARLEN_ROWS is 0) nothing is restricted.  A
+    tile has rows of one document alone, so that nothing of another document is read, whatever tiles the schedule
+    visits.
     """
     if MASK.VARLEN_ROWS:
         return chosen & (vectors[0][0] >= others[0]) & (vectors[0][0] <= others[1])
@@ -126,13 +134,16 @@ def in_range(chosen, vectors, others, MASK: tl.constexpr):
 
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
-    """Returns `of_keys` whose valid keys are restricted by `in_range`; queries: the `id_range` of the q tile."""
+    """Returns `of_keys` (`OfKeys`) with `valid` restricted by `in_range`; queries: the `id_range` of the q tile."""
     return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
 @triton.jit
 def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
-    """A tile of Q, dO or the output: as `load_tile`; of a mask of rows the tokens of the rows that have one."""
+    """Loads a tile of Q, dO or the output, [rows, BLOCK].
+
+    Without a varlen layout as `load_tile`; with one (MASK.VARLEN_ROWS) rows without a token are zeros.
+    """
     if MASK.VARLEN_ROWS:
         return load_chosen(matrix, queries, queries.exists, DIM, BLOCK)
     else:
@@ -141,19 +152,22 @@ def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: 
 
 @triton.jit
 def load_q(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
-    """A tile of a head of Q, by `load_queries`: [BLOCK_Q, BLOCK_D]."""
+    """Loads a tile of a head of Q, [BLOCK_Q, BLOCK_D], with zeros where `load_queries` has them."""
     return load_queries(head, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q, MASK)
 
 
 @triton.jit
 def load_do(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
-    """A tile of a head of dO or the output, by `load_queries`: [BLOCK_Q, BLOCK_DV]."""
+    """Loads a tile of a head of dO or the output, [BLOCK_Q, BLOCK_DV], with zeros where `load_queries` has them."""
     return load_queries(head, queries, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_Q, MASK)
 
 
 @triton.jit
 def load_valid(matrix, keys, of_keys, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
-    """A tile of K or V: as `load_tile`; with a vector of keys, or of a mask of rows, tokens of those that are valid."""
+    """Loads a tile of K or V, [rows, BLOCK].
+
+    With a key validity vector or a varlen layout only valid keys are read, and others are zeros; else as `load_tile`.
+    """
     if MASK.HAS_KEYS or MASK.VARLEN_ROWS > 0:
         return load_chosen(matrix, keys, of_keys.valid, DIM, BLOCK)
     else:
@@ -162,21 +176,21 @@ def load_valid(matrix, keys, of_keys, DIM: tl.constexpr, BLOCK: tl.constexpr, EV
 
 @triton.jit
 def load_k(head, keys, of_keys, TILE: tl.constexpr, MASK: tl.constexpr):
-    """A tile of a head of K, by `load_valid`: [BLOCK_KV, BLOCK_D]."""
+    """Loads a tile of a head of K, [BLOCK_KV, BLOCK_D], with zeros where `load_valid` has them."""
     return load_valid(head, keys, of_keys, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_KV, MASK)
 
 
 @triton.jit
 def load_v(head, keys, of_keys, TILE: tl.constexpr, MASK: tl.constexpr):
-    """A tile of a head of V, by `load_valid`: [BLOCK_KV, BLOCK_DV]."""
+    """Loads a tile of a head of V, [BLOCK_KV, BLOCK_DV], with zeros where `load_valid` has them."""
     return load_valid(head, keys, of_keys, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_KV, MASK)
 
 
 @triton.jit
 def load_keys(operand, b, h, keys, MASK: tl.constexpr):
-    """Whether `keys` of kv head `h` are valid, as booleans; all are without a vector of keys.
+    """Returns whether the `keys` of kv head `h` are valid, bool [BLOCK_KV]; all are if there is no key validity vector.
 
-    operand: int32 [batch, kv heads, kv_len], of which nothing outside first .. end-1 is read: those are not valid.
+    operand: that vector, int32 [batch, kv heads, kv_len]; keys outside first .. end-1 are not read and not valid.
     """
     if MASK.HAS_KEYS:
         ptrs = head_start(operand, b, h) + keys.numbers * operand.strides[2]
@@ -187,10 +201,10 @@ def load_keys(operand, b, h, keys, MASK: tl.constexpr):
 
 @triton.jit
 def load_integers(operand, b, rows):
-    """The numbers of queries or keys of batch element `b`, from [batch, length].
+    """Loads one integer for each of the queries or keys `rows` of batch element `b`, from `operand` [batch, length].
 
-    Nothing outside first .. end-1 is read.  Numbers of int32 stay as they are, all others become int64, so that numbers
-    of any two types are compared by their values.
+    Positions outside first .. end-1 are not read.  Numbers of int32 stay as they are, all others become int64, so that
+    numbers of any two types are compared by their values.
     """
     ptrs = operand.start + b.to(tl.int64) * operand.strides[0] + rows.numbers * operand.strides[1]
     numbers = tl.load(ptrs, mask=(rows.numbers >= rows.first) & (rows.numbers < rows.end), other=0)
@@ -202,7 +216,10 @@ def load_integers(operand, b, rows):
 
 @triton.jit
 def load_vectors(operands, b, rows):
-    """Returns for each relation the tuple of its vectors, [rows], of the queries or keys `rows` of element `b`."""
+    """Loads, for each relation of the mask, a tuple of its integer vectors [rows] for the queries or keys `rows`.
+
+    operands: for each relation a tuple of operands [batch, length]; b: the batch element.
+    """
     found = ()
     for i in tl.static_range(len(operands)):
         of_relation = ()
@@ -214,22 +231,26 @@ def load_vectors(operands, b, rows):
 
 @triton.jit
 def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
-    """Returns the `OfKeys` of the keys of a tile; in a mask of rows (VARLEN_ROWS) those that hold a token are valid."""
+    """Loads the `OfKeys` of the keys of a tile: which are valid, and the mask's vectors for them.
+
+    In a varlen layout (VARLEN_ROWS) the keys that hold a token are valid.
+    """
     valid = keys.exists if MASK.VARLEN_ROWS else load_keys(data.keys, b, h, keys, MASK)
     return OfKeys(valid, load_vectors(data.of_keys, b, keys))
 
 
 @triton.jit
 def load_of_queries(data, b, queries):
-    """Returns the `OfQueries` of the queries of a tile."""
+    """Loads the `OfQueries` of the queries of a tile: the mask's vectors for them."""
     return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
 @triton.jit
 def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
-    """The elements of `operand`, [batch, q heads, q_len, kv_len], of the pairs of a tile.
+    """Loads the elements of `operand`, [batch, q heads, q_len, kv_len], for the (query, key) pairs of a tile.
 
-    Zeros stand for what is past the ends of queries or keys, which is not read.
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV].  Pairs past the ends of queries or keys are
+    not read and become zeros.
     """
     q_rows, kv_rows = by_query(queries.numbers, BY_KEY), by_key(keys.numbers, BY_KEY)
     ptrs = head_start(operand, b, hq) + q_rows * operand.strides[2] + kv_rows * operand.strides[3]
@@ -238,9 +259,9 @@ def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
-    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without such a mask.
+    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without an elementwise mask.
 
-    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; so is that of `load_pairs` and `load_bias`.
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; without such a mask it only broadcasts to it.
     """
     shown = by_key(keys.numbers, BY_KEY) >= 0
     for i in tl.static_range(len(data.of_pairs)):
@@ -251,7 +272,10 @@ def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_bias(data, b, hq, queries, keys, tile_schedule, BY_KEY: tl.constexpr, SCORE: tl.constexpr):
-    """What is added to the scores of a tile, in fp32: a bias, or that of ALiBi slopes, or both; zero if nothing is."""
+    """Returns what is added to the scores of a tile, fp32: a bias, the term of ALiBi slopes, or the sum of both.
+
+    It is the scalar zero if nothing is added; else its shape is that of `load_pairs`.
+    """
     if len(data.added.slopes) > 0:
         slope = tl.load(head_start(data.added.slopes, b, hq))
         q_len, kv_len, _lo, _hi = tile_schedule
@@ -304,10 +328,13 @@ def prefetch(pointers, INTERPRET: tl.constexpr):
 
 @triton.jit
 def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
-    """The sum that `probabilities` needs of each row: its log-sum-exp in base 2, or both parts where there is a bias.
+    """Returns the two numbers per row, [BLOCK_Q] each, that `probabilities` takes as lse and excess.
 
-    lse: the log-sum-exps of a head, see Note [Log-sum-exp in two parts].  Rows outside first .. end-1 are not read
-    and have no probabilities, nor have rows that see no key, where there is a bias.
+    With a bias they are the parts of Note [Log-sum-exp in two parts]; without one the first is the log-sum-exp in base
+    2.
+
+    lse: the log-sum-exps of a head, an `Operand`.  Rows outside first .. end-1 are not read and have no probabilities,
+    nor have rows that see no key, where there is a bias.
     """
     sums = load_rows(lse, queries, float("inf"), TILE.EVEN_Q)
     if SCORE.HAS_BIAS:
@@ -320,16 +347,17 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
 
 @triton.jit
 def load_delta(saved, row, queries, q_len, TILE: tl.constexpr):
-    """Returns the deltas (row sums of out * dO) of the queries of a head, fp32 [BLOCK_Q]; zeros where none is read.
+    """Loads the deltas (see `delta_tile`) of the queries of a head, fp32 [BLOCK_Q].
 
-    row: the index of the head among the heads of all batch elements.
+    Queries outside first .. end-1 are not read and get zeros.  row: the index of the head among the heads of all batch
+    elements.
     """
     return load_rows(Operand(saved.DELTA + row * q_len, (1,)), queries, 0.0, TILE.EVEN_Q)
 
 
 @triton.jit
 def probabilities(s, bias, lse, excess, SCORE: tl.constexpr):
-    """The probabilities of a tile of products of query and key; lse, excess: as `load_sums` gives them."""
+    """Returns the softmax probabilities of a tile of products `s`; lse, excess: as `load_sums` returns them."""
     log2e = 1.4426950408889634
     if SCORE.HAS_BIAS:
         return tl.math.exp2(tl.math.fma(biased(s, bias, SCORE) - lse, log2e, -excess))
@@ -339,7 +367,7 @@ def probabilities(s, bias, lse, excess, SCORE: tl.constexpr):
 
 @triton.jit
 def row_sums(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of the rows of [ROWS, COLUMNS], in an order of their own, however the threads hold the tile.
+    """Returns the row sums of a tile [ROWS, COLUMNS], added in the same order for any register layout.
 
     Two numbers are added at a time: first the numbers that a thread has of a matmul's result, then four threads' sums.
     """
@@ -351,7 +379,10 @@ def row_sums(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def by_query(x, BY_KEY: tl.constexpr):
-    """A vector with one entry for each query, as it broadcasts to a tile of pairs; Note [Rows of a tile of pairs]."""
+    """Expands a vector with one entry for each query so that it broadcasts to a tile of pairs.
+
+    The tile is [keys, queries] if BY_KEY, else [queries, keys]; see Note [Rows of a tile of pairs].
+    """
     if BY_KEY:
         return x[None, :]
     else:
@@ -360,7 +391,10 @@ def by_query(x, BY_KEY: tl.constexpr):
 
 @triton.jit
 def by_key(x, BY_KEY: tl.constexpr):
-    """A vector with one entry for each key, as it broadcasts to a tile of pairs."""
+    """Expands a vector with one entry for each key so that it broadcasts to a tile of pairs.
+
+    The tile is [keys, queries] if BY_KEY, else [queries, keys]; see Note [Rows of a tile of pairs].
+    """
     if BY_KEY:
         return x[:, None]
     else:
@@ -369,7 +403,10 @@ def by_key(x, BY_KEY: tl.constexpr):
 
 @triton.jit
 def pair_products(of_queries, of_keys, BY_KEY: tl.constexpr, PRECISION: tl.constexpr):
-    """The products of the rows [queries, columns] and [keys, columns] of two tiles, a tile of pairs."""
+    """Returns the products of all queries [queries, columns] with all keys [keys, columns] of two tiles.
+
+    The result is [keys, queries] if BY_KEY, else [queries, keys].
+    """
     if BY_KEY:
         return tl.dot(of_keys, tl.trans(of_queries), input_precision=PRECISION)
     else:
@@ -378,7 +415,7 @@ def pair_products(of_queries, of_keys, BY_KEY: tl.constexpr, PRECISION: tl.const
 
 @triton.jit
 def rows_of_keys(pairs, BY_KEY: tl.constexpr):
-    """A tile of pairs as [keys, queries]."""
+    """Returns a tile of pairs, which is [keys, queries] if BY_KEY, else [queries, keys], as [keys, queries]."""
     if BY_KEY:
         return pairs
     else:
@@ -387,7 +424,7 @@ def rows_of_keys(pairs, BY_KEY: tl.constexpr):
 
 @triton.jit
 def rows_of_queries(pairs, BY_KEY: tl.constexpr):
-    """A tile of pairs as [queries, keys]."""
+    """Returns a tile of pairs, which is [keys, queries] if BY_KEY, else [queries, keys], as [queries, keys]."""
     if BY_KEY:
         return tl.trans(pairs)
     else:
@@ -396,7 +433,7 @@ def rows_of_queries(pairs, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_rows(vector, rows, other, EVEN: tl.constexpr):
-    """One fp32 value per row; `other` outside first .. end-1, where nothing is read."""
+    """Loads one fp32 value per row from `vector`, of a head; `other` outside first .. end-1, where nothing is read."""
     numbers = rows.numbers
     if EVEN:
         return tl.load(vector.start + numbers * vector.strides[0])
@@ -410,7 +447,7 @@ def visible(
     data, b, hq, queries, keys, of_queries, of_keys, tile_schedule,
     ASKS_KEYS: tl.constexpr, BY_KEY: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Returns whether the mask shows the (query, key) pairs of a tile: bool.
+    """Returns whether each (query, key) pair of a tile is visible under the mask: bool.
 
     The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]. ASKS_KEYS: key validity is tested as well.
     """

@@ -1,7 +1,8 @@
 """Device encodings of mask relations, one module per relation of `model.relations`, named after it.
 
-Each module has `FORMS`, its `Form` and its `Form` if there are no key numbers.  A relation of pairs has none: kernels
-read its elements, or bits (`schedule.table_tile_schedule`); `truth` is part of the segment ids of `equal`.
+Each module has `FORMS`, two `Form`s: the usual one, and the one for calls without numbers of keys.  A relation of pairs
+(an elementwise mask) has none: kernels read its elements, or bits (`schedule.table_tile_schedule`); key validity,
+`truth`, is part of the segment ids of `equal`.
 """
 
 from __future__ import annotations
@@ -16,5 +17,5 @@ if TYPE_CHECKING:
 
 
 def forms_of(relation: Relation) -> tuple[Form, Form]:
-    """Returns the form of a relation of queries and keys, and its form if there are no key numbers."""
+    """Returns two encodings of a relation of queries and keys: the usual one, and one without numbers of keys."""
     return cast("tuple[Form, Form]", import_module(f"{__name__}.{relation.name}").FORMS)

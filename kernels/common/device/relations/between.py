@@ -1,4 +1,4 @@
-"""`model.relations.BETWEEN` on devices: a query sees the keys from a first number on up to an end.
+"""`model.relations.BETWEEN` on devices: a query sees the keys whose number lies between two bounds of the query.
 
 The numbers are positions of keys (`KV_RANGES`), or ranks of the numbers of keys (`RANKS`).  Only integers are computed,
 and whatever belongs to a batch element is computed from its own data.
@@ -64,10 +64,11 @@ def write_kv_ranges(
     HAS_LEAST: tl.constexpr, HAS_MOST: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per (batch element, BLOCK queries): the first position a query sees, and the one behind the last.
+    """Writes the first position that each query sees, and the one after the last.
 
-    LEAST, MOST: integers [batch, q_len], the bounds of the intervals, with their strides; one that there is not is not
-    read.  lo, hi: of the band.  KV_RANGES: int32, two of the QUERIES vectors of a batch element, [2, q_len].
+    One program per (batch element, BLOCK queries).  LEAST, MOST: integers [batch, q_len], the bounds of the intervals,
+    with their strides; an absent one is not read.  lo, hi: of the band.  KV_RANGES: int32, two of the QUERIES vectors
+    of a batch element, [2, q_len].
     """
     b = tl.program_id(0).to(tl.int64)
     queries = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -154,7 +155,10 @@ def _keep(s, queries, keys):
 
 @gluon.jit
 def keep_between(s, keys, first, end):
-    """Scores where ``first <= keys < end``, else -inf; one operation as `_keep_below` in `forward.device.steps`."""
+    """Returns the scores `s` where ``first <= keys < end``, else -inf.
+
+    It is one inline assembly operation, as `_keep_below` in `hopper.forward.device.steps`.
+    """
     return gl.inline_asm_elementwise(
         """{
         .reg .pred %keep;

@@ -44,9 +44,9 @@ def _progressions(of: Vectors, data: "MaskData") -> tuple[Tensor, Tensor]:
 
 
 def encoded(first: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns `start`, `inverse` and `others` of progressions, int32 of the shape of the operands.
+    """Returns the vectors `start`, `inverse` and `others` of Note [Progressions], int32 of the shape of the operands.
 
-    first: int64, below the step, or any number from 0 to ``2**30`` beside the step ``2**30``.  step: int64, from 1 to
+    first: int64, below the step, or any number from 0 to ``2**30`` with the step ``2**30``.  step: int64, from 1 to
     ``2**30``.
     """
     lowest = step & -step
@@ -112,7 +112,10 @@ def _keep(s, queries, keys):
 
 @gluon.jit
 def keep_progression(s, keys, start, inverse, others):
-    """Scores whose keys are in the progression, else -inf; one operation as `_keep_below` in `forward.device.steps`."""
+    """Returns the scores `s` whose keys are in the progression of Note [Progressions], else -inf.
+
+    It is one inline assembly operation, as `_keep_below` in `hopper.forward.device.steps`.
+    """
     return gl.inline_asm_elementwise(
         """{
         .reg .pred %keep;

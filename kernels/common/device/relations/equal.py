@@ -1,7 +1,7 @@
-"""`model.relations.EQUAL` on devices: *segment ids*, small integers that are equal where the numbers are
-(`device.segment_ids`).
+"""`model.relations.EQUAL` on devices: a query sees the keys that have its number.
 
-A query sees the keys with its own segment id.  Key validity (`TRUTH`) is merged into the first segment ids of a mask.
+The numbers are replaced by *segment ids*, small integers that are equal where the numbers are (`device.segment_ids`).
+Key validity (`TRUTH`) is merged into the first segment ids of a mask.
 """
 
 from typing import TYPE_CHECKING
@@ -74,7 +74,10 @@ def _keep(s, queries, keys):
 
 @gluon.jit
 def keep_equal(s, a, b):
-    """Scores where ``a == b``, else -inf; one operation as `_keep_below` in `forward.device.steps`."""
+    """Returns the scores `s` where ``a == b``, else -inf.
+
+    It is one inline assembly operation, as `_keep_below` in `hopper.forward.device.steps`.
+    """
     return gl.inline_asm_elementwise(
         """{
         .reg .pred %keep;

@@ -1,4 +1,4 @@
-"""`Form`, the device encoding of a mask relation, with what all encodings share."""
+"""`Form`, the device encoding of a mask relation, and the device functions that all encodings share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAR = tl.constexpr(2**31 - 1)
 
 @dataclass(frozen=True)
 class Vectors:
-    """The tensors from which the vectors of a form are computed.
+    """The tensors from which the per-token vectors of a form are computed.
 
     Args:
         values: the operands of a component by role, without absent ones.
@@ -57,7 +57,7 @@ class Form:
         keep: a device function ``(scores, queries, keys)`` for Gluon: fp32 scores, set to -inf where queries do not see
             keys.
         reads_positions: whether it reads the positions of the keys, and no vectors of them.
-        is_range: whether the vectors of a query are the first position that it sees and the one behind the last,
+        is_range: whether the vectors of a query are the first position that it sees and the one after the last,
             already clipped to band and lengths.
     """
 
@@ -81,7 +81,10 @@ class Form:
 
 
 class Side(NamedTuple):
-    """The queries or keys of a batch element: pointer to their vectors, stored consecutively, and number of tokens."""
+    """The queries or the keys of a batch element.
+
+    VECTORS: pointer to their per-token vectors, int32 [vectors, length], contiguous; length: the number of tokens.
+    """
 
     VECTORS: object
     length: object
@@ -89,21 +92,23 @@ class Side(NamedTuple):
 
 @triton.jit
 def load_vector(side, row, tokens, exists, other):
-    """Loads vector number `row` of tokens; `other` where they do not exist."""
+    """Loads vector number `row` of a `Side` at the indices `tokens`; `other` where `exists` is false."""
     return tl.load(side.VECTORS + row * side.length + tokens, mask=exists, other=other)
 
 
 @triton.jit
 def load_positions(side, row, tokens, exists):
-    """The positions of keys, for a form that reads no other vectors of them."""
+    """Returns the indices `tokens` of keys as their only vector; the `load_keys` of forms that read positions."""
     return (tokens,)
 
 
 @triton.jit
 def read_by(queries, keys, positions, MASK, INDEX: tl.constexpr):
-    """Returns what a form of a mask reads, (vectors of queries, vectors of keys), of all vectors of the mask.
+    """Selects the vectors that form number INDEX of the mask reads: (its vectors of queries, its vectors of keys).
 
-    positions: of the keys.  MASK has the members of `common.relations.Layout`.
+    queries, keys: all vectors of the mask.  positions: of the keys; a form that reads positions gets them instead of
+    vectors of keys.  MASK has the members of `common.relations.Layout`.  A form is the device code of one mask
+    relation.
     """
     ROW: tl.constexpr = MASK.Q_ROWS[INDEX]
     KV_ROW: tl.constexpr = MASK.KV_ROWS[INDEX]
