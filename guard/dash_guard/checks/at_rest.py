@@ -41,7 +41,8 @@ _LENGTH = 100  # characters of a name in a message
 
 
 class AtRest(Check):
-    """Compares state at rest with itself.
+    """A check that compares hashes of parameters, gradients, optimizer state and buffers before and after they were
+    idle.
 
     Args:
         rank: the rank that this check belongs to.
@@ -87,7 +88,7 @@ class AtRest(Check):
         self._backwards.module_begins()
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Follow the end of a module's forward, to learn when backwards end."""
         self._backwards.module_ended(result)
 
     def _backward_ended(self) -> None:
@@ -103,7 +104,7 @@ class AtRest(Check):
                     self._gradients[number] = self._count, parts
 
     def scaler_updated(self) -> None:
-        """A gradient scaler has unscaled gradients."""
+        """A gradient scaler has unscaled gradients in place; from now on, gradients are not compared."""
         if not self._scaled:
             self.rank.coverage.unseen(self.name, "gradients, because a gradient scaler writes them")
         self._scaled = True
@@ -155,7 +156,7 @@ class AtRest(Check):
             self._frozen = self._state.hash(self.name, frozen)
 
     def close(self) -> None:
-        """Compare the state that is still at rest; waits for the device."""
+        """Compare the state that is still at rest with its earlier hashes; waits for the device."""
         parts = [part for hashed in self._after.values() for part in hashed]
         self._compare(self.rank.step, "end", [*parts, *self._buffers, *self._frozen])
         self._queue.poll(wait=True)

@@ -32,10 +32,11 @@ ON_CPU = 64 << 20
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A tensor of the training state.
+    """A tensor of the training state, or an optimizer setting.
 
     Attributes:
-        stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
+        stage: the kind of the tensor: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT`, `phases.BUFFER`,
+            or `SETTING`.
         name: its name along the module path.
         tensor: returns the tensor, or None if it was freed.
         ranks: the ranks that must have the same bits; () if none are declared.
@@ -71,7 +72,7 @@ def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
 
     Args:
         plain: the part of the tensor on this rank (`local`).
-        whole: the tensor, whose version alone counts what is written through a DTensor.
+        whole: the tensor, possibly a DTensor, whose own version counts the writes made through it.
 
     Returns:
         Version and address.
@@ -81,14 +82,14 @@ def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
 
 
 class State:
-    """The state that all checks of bits of a rank share; use `of` to get it.
+    """Finds and hashes the training state of a rank for all of its checks; use `of` to get the shared instance.
 
     Args:
         rank: the rank whose state it is.
 
     Attributes:
         names: the names of modules and parameters.
-        classes: the classes of ranks.
+        classes: the ranks that must hold each tensor with equal bits.
         reductions: the number of gradient reductions in this step, by the ranks of a DDP model or of the mesh of an
             FSDP2 module.
     """
@@ -112,14 +113,14 @@ class State:
 
     @classmethod
     def of(cls, rank: Host) -> State:
-        """The state that all checks of a rank share."""
+        """The instance that all checks of a rank share; creates it at first."""
         found = _states.get(rank)
         if found is None:
             found = _states[rank] = cls(rank)
         return found
 
     def module_begins(self, module: nn.Module) -> None:
-        """Register a module that begins; an outermost module becomes a root of names."""
+        """Register a module whose forward begins; names of tensors are relative to the outermost modules."""
         self.classes.begins(module)
         if module in self._known:
             return
@@ -132,8 +133,9 @@ class State:
         self._known.add(module)
 
     def counts(self, module: nn.Module) -> Callable[[], None]:
-        """A function that counts one reduction of a model's gradients; it works after the check that asked for it has
-        ended.
+        """Returns a function that counts one reduction of a model's gradients in `reductions`.
+
+        The function does not refer to a check, so it may be called after checks have ended.
         """
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(dist.get_process_group_ranks(module.process_group))
@@ -142,7 +144,7 @@ class State:
         return functools.partial(self.reductions.update, (ranks,))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step; models whose gradients were not reduced lose their replicas."""
+        """Called before an optimizer steps: models whose gradients were not reduced no longer count as replicas."""
         if self.classes.part(optimizer):
             self._entries.clear()
             self.rank.coverage.unseen(
@@ -172,7 +174,7 @@ class State:
         return found
 
     def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
-        """The ranks that update the same parameters, or parts of them, for each parameter group of an optimizer.
+        """For each parameter group of an optimizer, the ranks that update the same parameters or shards of them.
 
         Call this after `after`.
         """
@@ -184,7 +186,7 @@ class State:
         return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """The gradients of an optimizer's parameters that have one."""
+        """The gradients of those of an optimizer's parameters that have one."""
         self.classes.resolve()
         return [
             Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
@@ -202,7 +204,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """The parameters of all models that have run that no given optimizer updates."""
+        """The parameters of models that have run, without those that one of the given optimizers updates."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
@@ -272,8 +274,10 @@ _states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
 
 
 def known_lanes(device: torch.device) -> Tensor:
-    """The lanes of tensors whose lanes must be `KNOWN`, int64 [5, 2] on the device, by the code that hashes all
-    state.
+    """Hashes five test tensors with the code that hashes all state; the lanes must be `KNOWN`.
+
+    Returns:
+        int64 [5, 2] on the device.
     """
     return lanes_of(_known_tensors(device))
 
@@ -286,7 +290,12 @@ def _known_tensors(device: torch.device) -> list[Tensor]:
 
 
 def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:
-    """The lanes of tensors on one device, int64 [tensors, 2] on that device."""
+    """The lanes (128-bit hashes) of tensors on one device, int64 [tensors, 2] on that device.
+
+    Args:
+        tensors: the tensors.
+        firsts: the hash position of each tensor in 8-byte words; by default 0.
+    """
     with torch.inference_mode(False), torch.no_grad():
         lanes = torch.zeros(len(tensors), LANES, dtype=torch.int64, device=tensors[0].device)
         add_lanes(tensors, lanes, range(len(tensors)), firsts)

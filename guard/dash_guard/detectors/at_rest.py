@@ -1,5 +1,6 @@
-"""Finds ranks whose state at rest has changed: a change on one rank accuses it; a change on all ranks comes from the
-program.
+"""Finds ranks whose state changed between two uses, while nothing should write it.
+
+A change on one rank accuses that rank; a change on most ranks comes from the program.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Report:
 
 
 class AtRest(Detector):
-    """Takes reports about state that has changed."""
+    """A detector that evaluates the reports of `checks.at_rest` about state that has changed."""
 
     kinds = frozenset({"at_rest"})
 
@@ -65,7 +66,7 @@ class AtRest(Detector):
         self._reported: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Take the result of a comparison."""
+        """Take a rank's report about tensors that changed or were written, or about a failed test of the hash."""
         body, when = message.body, str(message.body.get("when"))
         if when == "hash":
             self._hashes.append((message.rank, message.step))

@@ -45,7 +45,7 @@ Edges = dict[int, dict[Place, tuple[int, ...]]]
 
 
 class Liveness(Detector):
-    """Reports one finding for each cause, and none for its effects."""
+    """A detector that reports one finding for each cause (hanging, dead or stopped ranks), and none for its effects."""
 
     kinds = KINDS
 
@@ -58,7 +58,7 @@ class Liveness(Detector):
         self._looked = 0.0
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message."""
+        """Take a heartbeat, a notice of joining or leaving, the members of a group, or the state of a process."""
         if message.kind == "joined":
             self._lost.discard(message.rank)
             if not self._roster.states.get(message.rank, State(0)).there():  # a restart: all begin anew
@@ -66,13 +66,13 @@ class Liveness(Detector):
         self._roster.take(message, now)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about deaths, stopped processes and hangs."""
         if self._roster.ending:
             return []
         return [*self._deaths(now), *self._stops(now), *self._hangs(now)]
 
     def states(self) -> list[State]:
-        """The states of all ranks that have neither left nor ended."""
+        """The states of all ranks that have not left and whose processes have not ended."""
         return [state for state in self._roster.states.values() if state.there()]
 
     def finish(self, now: float) -> list[Finding]:

@@ -1,6 +1,4 @@
-"""The monitor with everything that it needs to watch a job: its store, its detectors, and the processes of this
-node.
-"""
+"""The monitor with everything that it needs to watch a job: its store, its detectors, and this node's processes."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ _WRITE = 5.0  # seconds between two writes of the coverage
 
 
 class Watching:
-    """Watches a job from this process.
+    """Hosts the store, and runs the monitor of a job in this process.
 
     Args:
         folder: the folder of findings and coverage.
-        listener: the socket of the store (`store.listen`); it is closed if the store cannot be hosted.
-        secret: the secret of the job.
+        listener: the listening socket of the store (`store.listen`); it is closed if the store cannot be hosted.
+        secret: the secret that ranks must know to connect.
         tell: is called once with every finding.
 
     Raises:
@@ -87,7 +85,7 @@ class Watching:
             self._write(now)
 
     def ending(self) -> None:
-        """The job was asked to end: what ranks do from now on causes no findings."""
+        """Note that the job was asked to end: what ranks do from now on causes no findings."""
         self._mailbox.add(Message("process", 0, 0, {"ending": True}))
 
     def close(self, patience: float = 1.0) -> None:
@@ -116,7 +114,7 @@ class Watching:
 
 
 def process_message(state: State) -> Message:
-    """The message of this node about one of its processes."""
+    """The message to the monitor about the state of a process on this node."""
     return Message("process", 0, 0, {"node": node(), "pid": state.pid, "state": state.state, "status": state.status})
 
 

@@ -1,4 +1,4 @@
-"""`guard`: names the rank of a training run that computes wrongly, hangs, has died or lags, while the run goes on."""
+"""`guard`, which names the rank of a training run that computes wrongly, hangs, has died or lags, during the run."""
 
 from __future__ import annotations
 
@@ -152,8 +152,10 @@ class Guard:
         return self._rank.coverage.to_dict() if self._rank is not None else {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Name what the program does in a ``with`` block, such as "evaluation" on rank 0 while others wait, which is no
-        hang.
+        """A context manager that names what the program does inside it, such as "evaluation" on rank 0 while others
+        wait.
+
+        The wait of the others then counts as a known phase, not as a hang.
         """
         return self._heartbeats.phase(name) if self._heartbeats is not None else contextlib.nullcontext()
 
@@ -180,7 +182,7 @@ class Guard:
         raise DashError("no cross-rank recompute can run: its check is off, and the coverage has the reason")
 
     def start(self, instead: Observer | None = None) -> None:
-        """Watch from now on.
+        """Begin to watch this process; does nothing if it is being watched.
 
         Args:
             instead: the observer that has received events up to now, see `rank.Rank.start`.
@@ -214,7 +216,7 @@ class Guard:
             )
 
     def close(self) -> None:
-        """Watch no more, and send the coverage."""
+        """Stop watching, and send the coverage to the monitor."""
         if self in _present:
             _present.remove(self)
         if self._rank is None or os.getpid() != self._process:
@@ -269,11 +271,11 @@ class FromEnvironment(Guard):
         self._beginning = threading.Lock()
 
     def is_explicit(self) -> bool:
-        """Whether the program has started this guard."""
+        """False: the environment has started this guard, not the program."""
         return False
 
     def wait(self) -> None:
-        """Begin at the first process group, or at the first module or optimizer that runs."""
+        """Register this guard, which starts at the first process group, or when a module or optimizer first runs."""
         _present[:] = [self]
         prepare(os.environ)
         assert self._waiting is not None
@@ -282,7 +284,7 @@ class FromEnvironment(Guard):
         threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
 
     def start(self, instead: Observer | None = None) -> None:
-        """Watch from now on."""
+        """Begin to watch this process, at its first event."""
         with self._beginning:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
@@ -290,11 +292,11 @@ class FromEnvironment(Guard):
 
     @property
     def rank(self) -> Rank | None:
-        """The observer of events, once it has begun."""
+        """The `Rank` that observes this process, or None until the guard has started."""
         return self._rank
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching, also if the guard has not started yet."""
         waiting, self._waiting = self._waiting, None
         if waiting in active.observers:
             active.observers.remove(waiting)

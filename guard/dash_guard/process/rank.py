@@ -28,7 +28,7 @@ log = logging.getLogger("dash_guard")
 
 
 class Rank(Observer):
-    """Passes events to checks, and keeps their errors away from the training.
+    """The observer of training in one rank: passes events to checks, and keeps their errors away from the training.
 
     A step is what lies between two steps of the same optimizer; several optimizers may take turns.
 
@@ -70,10 +70,11 @@ class Rank(Observer):
         self.checks.append(check)
 
     def start(self, instead: Observer | None = None) -> None:
-        """Receive events from now on.
+        """Begin to receive events.
 
         Args:
-            instead: the observer that has received them up to now; every event goes to exactly one of both.
+            instead: the observer that has received them up to now; every event goes to exactly one of the two
+                observers.
         """
         hooks.install()
         observers = active.observers
@@ -82,7 +83,7 @@ class Rank(Observer):
         observers[:] = [*others[:place], self, *others[place:]]
 
     def close(self) -> None:
-        """Receive no more events, and send the coverage to the monitor."""
+        """Stop receiving events, end all checks, and send the coverage to the monitor."""
         if self in active.observers:
             active.observers.remove(self)
             self._finish_step()
@@ -96,7 +97,7 @@ class Rank(Observer):
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins; if an optimizer has stepped, this ends the step."""
+        """Pass the begin of a module's forward to the checks; after an optimizer step, it first begins a new step."""
         self._finish_step()
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
@@ -108,13 +109,13 @@ class Rank(Observer):
         self._show(lambda check: check.module_begins(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Pass the end of a module's forward to the checks."""
         self._depth = max(0, self._depth - 1)
         self._lonely.event()
         self._show(lambda check: check.module_ended(module, result))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Pass an imminent optimizer step to the checks, after all ranks have been connected if checks need that."""
         if id(optimizer) in self._stepped:
             self._finish_step()
         self._lonely.updates()
@@ -124,13 +125,13 @@ class Rank(Observer):
         self._show(lambda check: check.before_optimizer(optimizer))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Pass an optimizer step that was made to the checks."""
         self._stepped.add(id(optimizer))
         self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
-        """A gradient scaler ends a step; if no optimizer has stepped, the step was skipped and is not checked."""
+        """Pass the update of a gradient scaler to the checks; if no optimizer has stepped, the step was skipped."""
         self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
             self._lonely.step_done()
@@ -145,10 +146,10 @@ class Rank(Observer):
             self._show(lambda check: check.step_began(self.step))
 
     def run_together(self, check: Check, call: Callable[[], None]) -> bool:
-        """Run a call of a check that all ranks make now.
+        """Call a function of a check that all ranks call at this point; connect the ranks first if that was not done.
 
         Returns:
-            Whether the check is still on.
+            Whether the check is still enabled; an error in the call switches it off.
         """
         self._meet()
         if check in self.checks:

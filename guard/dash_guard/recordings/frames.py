@@ -1,4 +1,4 @@
-"""The frames of a file, read in blocks and checked before anything is built from them."""
+"""Reads the frames of a recording file, in blocks, and checks them before anything is built from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 16
 
 
 class Frames:
-    """Iterates once over the contents of the frames of a file, up to a torn or damaged one.
+    """An iterator over the contents of the frames of a file, up to a torn or damaged one; it can be used once.
 
     The file is opened anew for every block.  So a comparison has one file open, however many ranks there are.
 
@@ -42,7 +42,12 @@ class Frames:
         return self._contents
 
     def error(self, found: str, allowed: str) -> RecordingError:
-        """An error that names the byte at which the last frame begins."""
+        """Returns an error whose text names the byte at which the last frame begins.
+
+        Args:
+            found: what is wrong.
+            allowed: what is expected.
+        """
         return RecordingError(self.path, f"{found}, at byte {self.start}", allowed)
 
     def _read(self) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Findings of the guard: one finding is one line of JSON in ``findings.jsonl``."""
+"""Findings of the guard; each is one line of JSON in ``findings.jsonl``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Finding:
                 raise ArgumentError(name, getattr(self, name), allowed)
 
     def to_json(self) -> str:
-        """One line of JSON, without a line feed."""
+        """The finding as one line of JSON, without a line feed."""
         return json.dumps({"v": VERSION, **asdict(self)}, separators=(",", ":"), allow_nan=False)
 
 

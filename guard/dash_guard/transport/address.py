@@ -1,4 +1,4 @@
-"""Addresses in the form HOST:PORT."""
+"""Network addresses in the form HOST:PORT."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host name or address is one of the loopback interface, which only this machine can reach."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
