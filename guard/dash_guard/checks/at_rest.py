@@ -69,7 +69,7 @@ class AtRest(Check):
         self._gradients: dict[int, tuple[int, list[Hashed]]] = {}  # by optimizer, with that number
 
     def step_began(self, step: int) -> None:
-        """Compare parameters and buffers, which nothing in this step has used yet."""
+        """Compare parameters and buffers, which nothing in this step has used yet, with their earlier hashes."""
         self._count = 0
         self._gradients.clear()
         parameters = {number: _of(parts, phases.PARAMETER) for number, parts in self._after.items()}
@@ -114,7 +114,7 @@ class AtRest(Check):
         self.rank.coverage.unseen(self.name, f"gradients: {described(error)}")
 
     def step_done(self, step: int) -> None:
-        """Test the hash on known tensors every `TESTED` steps, on every device with state."""
+        """Every `TESTED` steps, hash tensors with known hashes on every device that holds state, to test the hash."""
         self._last, self._stepped = self._stepped, set()
         devices = {part.lanes.device for parts in self._after.values() for part in parts}
         if step < self._to_test or not devices:
@@ -130,7 +130,7 @@ class AtRest(Check):
             self.send(step, when="hash")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compare the gradients, parameters and state that an optimizer is about to use."""
+        """Compare the gradients, parameters and state that an optimizer is about to use with their earlier hashes."""
         self._queue.poll()
         self._stepped.add(self._count)
         count, gradients = self._gradients.pop(id(optimizer), (self._count, []))
@@ -141,7 +141,7 @@ class AtRest(Check):
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash parameters and state, which are at rest now, and buffers, which are at rest until the next forward."""
+        """Hash parameters and optimizer state, which should not change before their next use, and buffers likewise."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
         if not self._every or self.rank.step % self._every:
             return

@@ -53,10 +53,10 @@ class Check(Observer):
         self.rank = rank
 
     def step_began(self, step: int) -> None:
-        """A step begins; called before any other method in this step."""
+        """Called when a step begins, before any other method in this step."""
 
     def step_done(self, step: int) -> None:
-        """A step has ended: all of its optimizers have stepped."""
+        """Called when a step has ended: all of its optimizers have stepped."""
 
     def order(self, message: Message) -> None:
         """Receive a request from the monitor; called between two steps, on the training thread."""

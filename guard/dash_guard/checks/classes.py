@@ -29,7 +29,7 @@ class Classes:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def add(self, module: nn.Module) -> None:
-        """Register a module whose forward begins; the parameters of a DDP model have replicas."""
+        """Register a module whose forward begins; if it is a DDP model, its parameters count as replicas."""
         if module in self._known:
             return
         self._known.add(module)
@@ -39,12 +39,12 @@ class Classes:
             self._composable.append(weakref.ref(module))
 
     def begins(self, module: nn.Module) -> None:
-        """Note whether the gradients of a forward that begins will be reduced."""
+        """Note, for a module whose forward begins, whether its gradients will be reduced."""
         if torch.is_grad_enabled() and (reduced := reduces(module)) is not None:
             self._reduced[module] = reduced
 
     def resolve(self) -> None:
-        """Find models that `replicate` has made replicas, which it does in their first forward."""
+        """Find registered models that `replicate` has turned into DDP models, which it does in their first forward."""
         for reference in self._composable:
             module = reference()
             replica = None if module is None else composable_ddp(module)

@@ -230,14 +230,14 @@ class CollectiveChecksums(Check):
 
         Args:
             where: the kind of the collective and its ranks, as text.
-            backward: with `bucket`, the key of the result in this step.
-            bucket: the index of the DDP bucket, or the number of the call of an FSDP2 module.
+            backward: the number of the backward under DDP, or of the `all_reduce` of a module under HSDP.
+            bucket: the index of the bucket under DDP, or a negative number for the module under HSDP.
             result: the reduced tensor.
         """
         self._safely(lambda: self._reduced(where, backward, bucket, result))
 
     def twice(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
-        """Hash both results of a reduction of `module` that ran twice; never raises, as `reduced`."""
+        """Hash both results of a reduction of `module` that ran twice; never raises, like `reduced`."""
         self._safely(lambda: self._twice(where, module, first, second))
 
     def _reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:

@@ -56,7 +56,7 @@ class Reduction:
         parallel.register_comm_hook(model, self)
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket (`torch.distributed.GradBucket`)."""
+        """Called by DDP to reduce a bucket (`torch.distributed.GradBucket`); returns a future of the reduced tensor."""
         content, place = bucket.buffer(), (self._backward, bucket.index())
         content.mul_(self._factor)  # DDP multiplies while it copies into the bucket, and only without a hook
         again = bucket.index() == self._backward % self._buckets
@@ -134,7 +134,7 @@ class Turns:
     calls: int = 0
 
     def comes(self) -> bool:
-        """Whether the next call is run twice."""
+        """Whether the next call of the collective is run twice."""
         return (self.calls + 1) % self.turns == self.turn
 
 

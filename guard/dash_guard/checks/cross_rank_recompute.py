@@ -145,7 +145,7 @@ class CrossRankRecompute(Check):
             self._order = int(message.body.get("number", 0))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the recompute of this step, if it has one: gradients are complete now."""
+        """Run the recompute of this step, if it has one, now that gradients are complete."""
         step = self.rank.step
         if self._held == step:
             return

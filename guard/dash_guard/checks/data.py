@@ -69,7 +69,7 @@ class Data(Check):
                 self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
-        """Send what was hashed since the last heartbeat, and remove hooks."""
+        """Send the digests of inputs hashed since the last heartbeat, and remove hooks."""
         self.drain()
         for handle in self._handles:
             handle.remove()

@@ -122,7 +122,7 @@ def short(content: bytes) -> str:
 
 
 class Ring:
-    """Values of the last `STEPS` steps, by step and key."""
+    """A ring buffer of the values of the last `STEPS` steps, by step and key."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, dict[Any, Any]] = OrderedDict()

@@ -48,6 +48,9 @@ class Hyperparameters:
         Args:
             check: the check whose coverage counts settings that cannot be hashed.
             optimizer: the optimizer.
+
+        Returns:
+            The lanes of the settings: one `Hashed` for numbers and strings, and one for the tensors on each device.
         """
         hashed, tensors, digests = Hashed(), list[Entry](), list[bytes]()
         for name, value, ranks in self._settings(check, optimizer):

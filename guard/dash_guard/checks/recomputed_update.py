@@ -115,7 +115,7 @@ class RecomputedUpdate(Check):
         )
 
     def close(self) -> None:
-        """Drop all copies."""
+        """Drop all copies of parameters, gradients and state."""
         self._copies.clear()
 
     def _end(self, optimizer: torch.optim.Optimizer, why: str) -> None:

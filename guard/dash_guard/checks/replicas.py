@@ -122,7 +122,7 @@ class Replicas(Check):
         self.send(self.rank.step, of=step, stage=stage, path=path, below=below, **{"class": of})
 
     def close(self) -> None:
-        """Send the rest of a step that `Stop` has ended, and wait for digests that have not arrived."""
+        """Send the digests of a step that `Stop` has cut short, and wait until all digests have been sent."""
         self.step_done(self.rank.step)
         self._queue.poll(wait=True)
 

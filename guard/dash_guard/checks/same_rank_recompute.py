@@ -68,7 +68,7 @@ class SameRankRecompute(Check):
         self._off = ""
 
     def step_began(self, step: int) -> None:
-        """Decide whether this step is run again."""
+        """Decide by seed and step number whether this step is run again."""
         self._drop()
         self._chosen = not self._off and chosen(self._seed, step, self._share)
 

@@ -1,4 +1,4 @@
-"""The state of training in one rank: parameters, optimizer state and buffers, hashed once for all checks."""
+"""The training state of one rank: parameters, optimizer state and buffers, hashed once for all checks."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Entry:
 
 @dataclass
 class Hashed:
-    """The lanes of some entries on one device.
+    """The lanes (128-bit hashes) of some tensors on one device.
 
     Attributes:
-        entries: the entries, in the order of the lanes.
+        entries: the tensors, in the order of the lanes.
         descriptions: dtype and shape of each tensor.
         marks: version and address of each tensor when it was hashed; a write by PyTorch changes the version.
         lanes: int64 [entries, 2] on the device.
@@ -106,7 +106,7 @@ class State:
 
     @property
     def rank(self) -> Host:
-        """The rank whose state it is."""
+        """The rank whose state this is."""
         rank = self._rank()
         assert rank is not None
         return rank
@@ -152,7 +152,8 @@ class State:
             )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """The parameters and the state of an optimizer; the same entries as before if the tensors are the same."""
+        """Entries for the parameters and state of an optimizer; the same objects as before if the tensors are the same.
+        """
         self.classes.resolve()
         tensors = [
             tensor
@@ -186,7 +187,7 @@ class State:
         return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """The gradients of those of an optimizer's parameters that have one."""
+        """Entries for the gradients of those of an optimizer's parameters that have one."""
         self.classes.resolve()
         return [
             Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
@@ -195,7 +196,7 @@ class State:
         ]
 
     def buffers(self, of: nn.Module | None = None) -> list[Entry]:
-        """The buffers of a module, or of all models that have run."""
+        """Entries for the buffers of a module, or of all models that have run if `of` is None."""
         return [
             Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
             for root in ([of] if of is not None else self._roots)
@@ -204,7 +205,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """The parameters of models that have run, without those that one of the given optimizers updates."""
+        """Entries for the parameters of models that have run that are updated by none of the given optimizers."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
@@ -214,21 +215,21 @@ class State:
         ]
 
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """The hashes of parameters and state of an optimizer that has just stepped; hashed once for all checks."""
+        """The lanes of the parameters and state of an optimizer that has just stepped; computed once for all checks."""
         key = self.rank.step, id(optimizer)
         if self._after is None or self._after[:2] != key:
             self._after = (*key, self.hash("at_rest", self.optimizer_entries(optimizer)))
         return self._after[2]
 
     def hash(self, check: str, entries: Sequence[Entry]) -> list[Hashed]:
-        """Hash entries; coverage records which of them cannot be hashed.
+        """Hash the tensors of entries; coverage records which of them cannot be hashed.
 
         Args:
             check: the check whose coverage counts them.
             entries: the entries.
 
         Returns:
-            The lanes of the entries, one `Hashed` for each device.
+            The lanes of the tensors, one `Hashed` for each device.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self.rank.coverage.unseen(check, "tensors that are captured into a CUDA graph")

@@ -1,4 +1,4 @@
-"""``dash-guard compare runs/a runs/b``: the first step, rank and tensor in which two recorded runs differ."""
+"""``dash-guard compare runs/a runs/b``: finds the first step, rank and tensor in which two recorded runs differ."""
 
 from __future__ import annotations
 

@@ -85,11 +85,11 @@ class AtRest(Detector):
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about the steps whose reports have arrived from all ranks, or are late."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more reports will arrive."""
         return self._detect(now, last=True)
 
     def _detect(self, now: float, last: bool) -> list[Finding]:

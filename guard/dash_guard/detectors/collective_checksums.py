@@ -69,11 +69,11 @@ class CollectiveChecksums(Detector):
             self.job.coverage.unseen("collective_checksums", PARTED)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about the steps whose digests have arrived from all ranks of a group, or are late."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more digests will arrive."""
         return self._detect(now, last=True)
 
     def _of(self, where: str) -> tuple[tuple[int, ...], frozenset[int]]:

@@ -150,7 +150,7 @@ def _given(finding: Finding) -> Asked | None:
 
 
 def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
-    """The finding of one cross-rank recompute; None if all ranks have reported equal digests.
+    """The finding of one cross-rank recompute; None if ranks with the same work have reported equal digests.
 
     Args:
         step: the step.

@@ -44,7 +44,7 @@ class SameData(Detector):
             self._drop(min(self._steps))
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about ranks that have read the same data in the last `STEPS` steps."""
         found: list[Finding] = []
         for step in sorted(self._steps):
             if len(self._steps[step]) >= max(2, self.job.world) or now - self._since[step] > _PATIENCE:

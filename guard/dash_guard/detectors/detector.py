@@ -55,7 +55,11 @@ class Detector:
         """Receive a finding of any detector, including its own."""
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the findings that are new since the last call.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         return []
 
     def finish(self, now: float) -> list[Finding]:

@@ -120,7 +120,7 @@ class Diagnosis(Detector):
             self._equal.clear()
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the confirmed faults, and notes on faults that did not repeat, that are new since the last call."""
         new, self._new = self._new, []
         return new
 

@@ -91,11 +91,11 @@ class GatheredParameters(Detector):
             self.job.coverage.unseen("gathered_parameters", PARTED)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about steps in which copies differ, once the ranks concerned have sent details."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more digests will arrive."""
         return self._detect(now, last=True)
 
     def _detect(self, now: float, last: bool) -> list[Finding]:

@@ -76,7 +76,7 @@ class Liveness(Detector):
         return [state for state in self._roster.states.values() if state.there()]
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings: deaths that were seen at the end."""
+        """Return findings about ranks that have died at the end of the run."""
         return [] if self._roster.ending else self._deaths(now + _TOGETHER)
 
     def _deaths(self, now: float) -> list[Finding]:

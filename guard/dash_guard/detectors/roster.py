@@ -85,7 +85,7 @@ class State:
     gone: float | None = None
 
     def there(self) -> bool:
-        """Whether the rank has not left and its process has not ended."""
+        """Whether the rank still takes part: it has not left and its process has not ended."""
         return not self.left and self.process != "ended"
 
 

@@ -56,19 +56,20 @@ class SameRankRecomputeDetector(Detector):
                 self._found.append(_finding(message, body))
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Note ranks that a finding about state at rest or a collective accuses."""
+        """Note ranks that a finding about state at rest or a collective accuses, which explains shared differences."""
         if finding.kind in ("at_rest", "collective") and finding.severity != "note" and finding.step is not None:
             self._accused.setdefault(finding.step, set()).update(finding.ranks)
             while len(self._accused) > _REMEMBERED:
                 del self._accused[min(self._accused)]
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about ranks whose second run of a step differs."""
         return self._detect(now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; differences that several ranks share wait for the next `detect`, after other
-        detectors.
+        """Return the last findings, except those about differences that several ranks share.
+
+        These wait for the next `detect`, when other detectors have returned their last findings.
         """
         self._finished = True
         return self._detect(now, wait=True)

@@ -76,7 +76,7 @@ class _Durations:
         self._rows: tuple[list[int], list[int], list[float]] = ([], [], [])
 
     def add(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows of a rank: group, number and milliseconds of each collective."""
+        """Add the collectives of a rank, each as (group, number, milliseconds)."""
         collectives, ranks, durations = self._rows
         for group, number, duration in rows:
             key = str(group), int(number)
@@ -85,10 +85,12 @@ class _Durations:
             durations.append(float(duration))
 
     def sets(self) -> list[tuple[NDArray[np.int64], Matrix]]:
-        """Sets of ranks, int64 [sets, ranks], with the durations of their collectives, float64 [sets, ranks,
-        collectives].
+        """Sets of ranks that share collectives, with the durations of these collectives in milliseconds.
 
-        Sets of equal size with equally many collectives form one pair; ranks ascend in each set.
+        Returns:
+            Pairs of ranks, int64 [sets, ranks], and durations, float64 [sets, ranks, collectives]. Sets of equal size
+            with
+            equally many collectives are in one pair; ranks ascend in each set.
         """
         found = []
         collectives, ranks = (np.array(row, dtype=np.int64) for row in self._rows[:2])
@@ -146,7 +148,7 @@ class Slow(Detector):
             self._forget(min(self._steps))
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about ranks and groups that have become slow, from steps that are complete or late."""
         found: list[Finding] = []
         left = _AT_ONCE
         for step in sorted(self._steps):

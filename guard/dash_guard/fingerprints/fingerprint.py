@@ -189,7 +189,7 @@ def add_one(tensor: Tensor, result: Tensor) -> None:
 
 
 def unit_of(tensor: Tensor) -> int:
-    """Bytes that a kernel may load at once: the largest power of two up to 8 that divides address and size."""
+    """The number of bytes a kernel may load at once: the largest power of two up to 8 that divides address and size."""
     return math.gcd(tensor.data_ptr(), tensor.numel() * tensor.element_size(), hashing.WORD)
 
 

@@ -34,7 +34,7 @@ def main(folder: str, run: str, starter: str) -> int:
 
     Args:
         folder: the folder of findings.
-        run: the id of the run.
+        run: the name of the job, see `connect.run_name`.
         starter: the id of the process that started the monitor, in decimal digits.
 
     Returns:

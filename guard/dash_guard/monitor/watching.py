@@ -65,7 +65,7 @@ class Watching:
 
     @property
     def connected(self) -> int:
-        """The number of ranks that have joined and neither left nor ended."""
+        """The number of ranks that have joined, have not left, and whose process has not ended."""
         return len(self._mailbox.present)
 
     def turn(self, seconds: float = TURN) -> None:
@@ -133,21 +133,21 @@ class _Mailbox:
         self.joined, self.present = set[int](), set[int]()
 
     def receive(self) -> list[Message]:
-        """Take new messages."""
+        """The messages from ranks and from this process since the last call."""
         received, self._own = [*self._own, *self._look()], []
         return received
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Send a request to ranks."""
+        """Send a request to these ranks."""
         self._server.order(ranks, message)
 
     def add(self, message: Message) -> None:
-        """Add a message of this process."""
+        """Add a message from this process, for the next `receive`."""
         self._note(message)
         self._own.append(message)
 
     def new_pids(self) -> list[int]:
-        """The processes of ranks on this node that have joined since the last call."""
+        """The process ids of the ranks on this node that have joined since the last call."""
         self._own += self._look()
         pids, self._pids = self._pids, []
         return pids

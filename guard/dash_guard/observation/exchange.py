@@ -1,4 +1,4 @@
-"""Collectives over the ranks of a process group after which the process can exit safely.
+"""Collectives over the ranks of a process group, which keep tensors alive until the process can exit safely.
 
 Gloo works on threads of its own. Such a thread releases the tensors of a collective some time after all waiting threads
 have gone on, and takes the interpreter lock for that, because Python knows these tensors. If the interpreter is being

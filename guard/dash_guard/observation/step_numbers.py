@@ -40,7 +40,11 @@ class StepNumbers:
         self.number = first or 1
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the number of the first step from an optimizer that is about to step; waits for its device, once."""
+        """Derive the number of the first step from the state of an optimizer that is about to step; waits for its
+        device.
+
+        Only the first call does anything, and only if the number was not given.
+        """
         if not self._known:
             self._known = True
             done = _done(optimizer)

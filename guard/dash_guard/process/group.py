@@ -140,7 +140,11 @@ class Group:
         return rows.tolist()
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Like `gather`, for ranks that may give different counts."""
+        """Gather signed 64-bit numbers from all ranks, of which each may give a different count.
+
+        Returns:
+            The numbers of each rank, by rank, without padding.
+        """
         counts = [count for (count,) in self.gather([len(numbers)])]
         padded = [*numbers, *[0] * (max(counts) - len(numbers))]
         return [row[:count] for row, count in zip(self.gather(padded), counts, strict=True)]

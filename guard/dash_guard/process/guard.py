@@ -132,7 +132,7 @@ class Guard:
         self.close()
 
     def is_explicit(self) -> bool:
-        """Whether the program has started this guard, and not the environment."""
+        """Whether the program, and not the environment, has started this guard."""
         return True
 
     @property
@@ -260,7 +260,7 @@ _present: list[Guard] = []
 
 
 class FromEnvironment(Guard):
-    """A guard that the environment starts: it begins when the process turns out to be a rank.
+    """A guard that the environment variable DASH_GUARD starts, as soon as the process turns out to be a rank.
 
     Launchers, workers of data loaders and compilers inherit the variable too, but train nothing.
     """
@@ -315,11 +315,11 @@ class _Waiting(Observer):
         self._guard = guard
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Start the guard at the first module's forward, and pass the event on to it."""
         self._begin(lambda observer: observer.module_begins(module))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Start the guard at the first optimizer step, and pass the event on to it."""
         self._begin(lambda observer: observer.before_optimizer(optimizer))
 
     def _begin(self, event: Callable[[Observer], None]) -> None:

@@ -60,7 +60,7 @@ class Rank(Observer):
         return self._numbers.number
 
     def add(self, make: Callable[[], Check]) -> None:
-        """Add a check after the others.
+        """Add a check at the end of the list.
 
         Args:
             make: returns a new check. It is called again if ranks can connect only at a later step.

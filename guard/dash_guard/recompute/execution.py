@@ -28,7 +28,7 @@ from ..observation.modules import Modules
 
 
 def zero() -> bytes:
-    """The digest value (16 bytes) of a zero gradient in a silent execution."""
+    """The fingerprint, 16 bytes, that `Execution(silent=True)` gives to a gradient whose elements are all zero."""
     return bytes.fromhex(fingerprint(torch.zeros(1, dtype=torch.bool)))
 
 
@@ -147,7 +147,7 @@ class Execution(Observer):
         self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def is_on(self) -> bool:
-        """Whether tensors are hashed now."""
+        """Whether tensors are hashed now: the execution has not ended, and its owner is an active observer."""
         return self._on and active.is_on(self._owner)
 
     def replicate(self, model: DistributedDataParallel) -> None:
@@ -204,7 +204,7 @@ class Execution(Observer):
         self._handles.clear()
 
     def end(self) -> list[Digest]:
-        """Remove hooks, wait for the device, and return all digests."""
+        """Remove hooks, wait for the device, and return the digests of all hashed tensors in order."""
         self._on = False
         self.detach()
         self._modules.remove()

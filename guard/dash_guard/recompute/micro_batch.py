@@ -411,7 +411,7 @@ def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
 
 
 def compiled(batch: MicroBatch) -> bool:
-    """Whether the call runs compiled code, which would be compiled again for new shapes."""
+    """Whether a recorded call runs compiled code, which would be compiled again for new shapes."""
     return is_compiled(batch.root)
 
 

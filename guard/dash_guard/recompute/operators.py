@@ -1,6 +1,6 @@
 """Hashes the operators that eager code runs, to find the first one whose result differs, and its source line.
 
-The dispatch mode sees every operator that the program calls, as `torch.utils._debug_mode.DebugMode` does, and uses the
+A dispatch mode sees every operator that the program calls, as `torch.utils._debug_mode.DebugMode` does, and uses the
 hash of recordings. It changes no bit. Collectives, and operators that leave memory unwritten, are not hashed.
 """
 

@@ -103,7 +103,7 @@ class Protected(DispatchMode):
                     self._saved[storage._cdata] = parameter, storage.clone()
 
     def restore(self) -> None:
-        """Puts the saved values back; versions stay as they are."""
+        """Puts the saved values of parameters back, without changing their versions."""
         for parameter, values in self._saved.values():
             parameter.untyped_storage().copy_(values)
         self._saved.clear()

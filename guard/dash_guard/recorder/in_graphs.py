@@ -40,7 +40,7 @@ _journals: dict[torch.device, Journal] = {}
 
 
 class Journal:
-    """The hashes that CUDA graphs have computed on one device since the last `take`, in the order of their launches."""
+    """A buffer on one GPU to which CUDA graphs append hashes of tensors, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []

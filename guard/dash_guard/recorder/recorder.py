@@ -176,7 +176,7 @@ class Recorder(Observer):
 
     @property
     def step_number(self) -> int:
-        """The number of the current step."""
+        """The number of the current training step."""
         return self._numbers.number
 
     def __enter__(self) -> Recorder:

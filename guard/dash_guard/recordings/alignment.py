@@ -1,4 +1,4 @@
-"""Matches the steps of two recordings, of which one may be resumed or numbered differently."""
+"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently."""
 
 from __future__ import annotations
 

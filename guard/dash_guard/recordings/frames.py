@@ -35,7 +35,8 @@ class Frames:
         self._contents = self._read()
 
     def __iter__(self) -> Iterator[bytes]:
-        """
+        """Yields the content of each frame, as bytes without length and checksum.
+
         Raises:
             RecordingError: the file cannot be read, is no recording of this version, or has a frame that is too long.
         """

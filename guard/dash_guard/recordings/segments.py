@@ -53,7 +53,7 @@ class Segments:
 
     @property
     def torn(self) -> int | None:
-        """The byte of the last file at which a torn or damaged frame begins, None without one."""
+        """The byte at which a torn or damaged frame begins in the last file, None without one."""
         return self._parts[-1].torn
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what the guard has checked, and what it has not; the report shows both."""
+"""Counts what the guard has checked, and what it has not; the report shows both."""
 
 from __future__ import annotations
 

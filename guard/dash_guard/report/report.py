@@ -141,7 +141,7 @@ def text(report: Report) -> str:
 
 
 def ranks_seen(report: Report) -> str:
-    """How many ranks were watched, in words."""
+    """How many ranks were watched, in words: "7 of 8 ranks were watched"."""
     if not report.world:
         return "no rank has joined"
     return f"{report.joined} of {report.world} ranks were watched"

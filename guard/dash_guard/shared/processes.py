@@ -91,8 +91,7 @@ class Processes:
             self._ends.register(descriptor, select.POLLIN)
 
     def changed(self) -> list[State]:
-        """The new states of processes whose state has changed since the last call; an ended process is returned once.
-        """
+        """The new states of processes whose state changed since the last call; an ended process is returned once."""
         changed = []
         for pid, before in tuple(self._states.items()):
             fields = _stat(pid)

@@ -26,5 +26,5 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable(host: str) -> str:
-    """The host at which this machine reaches a socket that listens at `host`."""
+    """The host by which this machine reaches its own socket that listens at `host`, which may be a wildcard address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

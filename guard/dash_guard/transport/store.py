@@ -89,7 +89,7 @@ class Line:
 
     @property
     def cut(self) -> str:
-        """Why messages no longer reach the monitor; "" as long as they do."""
+        """Why messages no longer reach the monitor; "" while they do."""
         return self._cut
 
     def send(self, message: Message) -> None:
@@ -185,7 +185,7 @@ class _End:
         self._pushed, self._popped, self._queue = 0, -1, f"{_DOWN}/{self._nonce.hex()}"
 
     def push(self, content: bytes) -> None:
-        """Send a message; waits only for space in the connection."""
+        """Send an encoded message to the monitor; waits only for space in the connection."""
         sealed = wire.seal(self._key, _TO_MONITOR, self._pushed, content)
         self._pushed += 1
         try:
@@ -194,10 +194,10 @@ class _End:
             raise _closed(error) from error
 
     def pop(self) -> list[bytes]:
-        """The messages of the monitor that have arrived.
+        """The encoded messages from the monitor that have arrived since the last call.
 
         Raises:
-            Refused: another process has written, changed or taken one.
+            Refused: another process has written, changed or taken a message.
         """
         sealed: list[bytes] = []
         try:

@@ -49,7 +49,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 def groups() -> dict[str, list[int]]:
-    """The ranks of every process group of this process, by its name in `entries`."""
+    """The ranks of every process group of this process, by the name that the group has in `entries`."""
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
@@ -61,7 +61,7 @@ def groups() -> dict[str, list[int]]:
 
 
 def device_uuid() -> str:
-    """The UUID of the current GPU, "" without one; starts no CUDA context."""
+    """The UUID of the current GPU, "" if there is none or CUDA has not been initialized; starts no CUDA context."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ""
     return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
