@@ -1,9 +1,9 @@
-"""The at-rest checksum: compares, on the device, state that nobody may change between two uses with itself.
+"""The at-rest checksum: compares, on the device, hashes of state before and after a time in which nobody may change it.
 
 Parameters and optimizer state are hashed after the optimizer has stepped. Parameters and buffers are hashed again when
-the next step begins, parameters and optimizer state again before the optimizer uses them. The flags of what has changed
-are copied to the host without waiting. If PyTorch knows of a change, because the version of the tensor differs, the
-program has written it: the monitor asks whether every rank has.
+the next step begins, parameters and optimizer state again before the optimizer uses them. A flag for each tensor, which
+says whether it has changed, is copied to the host without waiting. If PyTorch knows of a change, because the version of
+the tensor differs, the program has written it: the monitor asks whether every rank has.
 
 Gradients are at rest from the end of the last backward to the optimizer, unless the program writes them in between, for
 example to clip them. Which backward is the last one is known from the step before. Gradient scalers write gradients

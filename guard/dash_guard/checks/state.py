@@ -152,7 +152,7 @@ class State:
             )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Entries for the parameters and state of an optimizer; the same objects as before if the tensors are the same.
+        """Entries for the parameters and state of an optimizer; the same objects as before if its tensors are the same.
         """
         self.classes.resolve()
         tensors = [
