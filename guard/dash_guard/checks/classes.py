@@ -90,8 +90,7 @@ class Classes:
         Args:
             parameter: the parameter.
             tensor: its gradient or a tensor of its optimizer state, None for the parameter itself; a DTensor declares
-                by its
-                placements where it is replicated.
+                by its placements where it is replicated.
         """
         ranks = self._groups.get(parameter)
         if ranks is not None:

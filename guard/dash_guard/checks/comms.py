@@ -78,8 +78,7 @@ class Reduction:
 
         Returns:
             (number of the backward, index of the bucket, second result), or None if no bucket was reduced twice since
-            the
-            last call.
+            the last call.
         """
         again, self._again = self._again, None
         if again is None:
@@ -142,8 +141,7 @@ class Between:
     """An FSDP2 all-reduce hook for HSDP, where an `all_reduce` between replicas follows each `reduce_scatter`.
 
     FSDP2 calls the hook after the `all_reduce`. The input of the `all_reduce` is the result of the `reduce_scatter`
-    before
-    it, plus what was scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
+    before it, plus what was scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
 
     Args:
         module: the module whose gradients are reduced.

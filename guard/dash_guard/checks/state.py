@@ -120,7 +120,7 @@ class State:
         return found
 
     def module_begins(self, module: nn.Module) -> None:
-        """Register a module whose forward begins; names of tensors are relative to the outermost modules."""
+        """Register a module whose forward begins; an outermost module becomes a root of the names of tensors."""
         self.classes.begins(module)
         if module in self._known:
             return
@@ -152,8 +152,7 @@ class State:
             )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Entries for the parameters and state of an optimizer; the same objects as before if its tensors are the same.
-        """
+        """Entries for the parameters and state of an optimizer; the same objects as before if no tensor is new."""
         self.classes.resolve()
         tensors = [
             tensor

@@ -22,9 +22,8 @@ class Times(Check):
     """A check that records, for each step, when the last backward before the first optimizer ended.
 
     Gradients have been reduced by then, so all ranks are there at the same time. This is the common zero of their
-    clocks,
-    which are not compared otherwise. What a rank does from there on, such as clipping gradients, counts as its own
-    time.
+    clocks, which are not compared otherwise. What a rank does from there on, such as clipping gradients, counts as its
+    own time.
     """
 
     name = "times"

@@ -30,8 +30,7 @@ class Learned(Detector):
     """Infers from short digests of tensors which ranks are replicas, and tells each set of replicas to its ranks.
 
     Ranks count as replicas of a tensor if their digests stayed equal while the value changed in three steps. The
-    detector
-    itself returns no findings.
+    detector itself returns no findings.
     """
 
     kinds = frozenset({"bits"})

@@ -88,8 +88,7 @@ class _Durations:
         """Sets of ranks that share collectives, with the durations of these collectives in milliseconds.
 
         Returns:
-            Pairs of ranks, int64 [sets, ranks], and durations, float64 [sets, ranks, collectives]. Sets of equal size
-            with
+            (ranks, int64 [sets, ranks]; durations, float64 [sets, ranks, collectives]) pairs.  Sets of equal size with
             equally many collectives are in one pair; ranks ascend in each set.
         """
         found = []

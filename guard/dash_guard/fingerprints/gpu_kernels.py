@@ -25,16 +25,14 @@ def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.con
     """Add the lanes of many tensors to rows of `results`; one program for each chunk of each set of tensors.
 
     The tensors of a set have the same size and the same keys; computing keys is most of the work, and is done once for
-    all
-    of them.
+    all of them.
 
-    pointers: int64 [sets, TOGETHER], the address of each tensor.  sizes: int64 [sets], in units of UNIT bytes.
-    firsts: int64 [sets], the number of the first word.  rows: int64 [sets, TOGETHER], the row of `results` for each
-    tensor.
-    sets, chunks: int32 [programs], the set of each program and the chunk of it.  results: int64 [rows, 2].
-    UNIT: the bytes of one load, 1, 2, 4 or 8, which divides every pointer and every size in bytes.  TOGETHER: the
-    number of
-    tensors in each set, from 1 to `TOGETHER`.
+    pointers, rows: int64 [sets, TOGETHER], address and row of `results` of each tensor.
+    sizes, firsts: int64 [sets], the size in units of UNIT bytes, and the number of the first word.
+    sets, chunks: int32 [programs], the set of each program and the chunk of it.
+    results: int64 [rows, 2].
+    UNIT: the bytes of one load, 1, 2, 4 or 8, which divides every pointer and every size in bytes.
+    TOGETHER: the number of tensors in each set, from 1 to `TOGETHER`.
     """
     program = tl.program_id(0)
     of = tl.load(sets + program).to(tl.int64)
@@ -71,10 +69,8 @@ def append(journal, scratch, name, capacity):
     """Append (name, fingerprint) to a journal, and clear the fingerprint in `scratch`.
 
     journal: int64 [1 + 3 * capacity]: the number of appended entries, then the entries (name and the two lanes);
-    entries
-    beyond `capacity` are counted but not stored.  scratch: int64 [2], the two 64-bit lanes of the fingerprint.  Launch
-    one
-    program, always on the same stream.
+    entries beyond `capacity` are counted but not stored.  scratch: int64 [2], the two 64-bit lanes of the fingerprint.
+    Launch one program, always on the same stream.
     """
     entries = tl.load(journal)
     place = journal + 1 + 3 * entries

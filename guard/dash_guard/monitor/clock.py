@@ -13,8 +13,7 @@ class Clock:
     """A clock of the seconds in which the monitor has run.
 
     A monitor that was stopped, or got no processor, has seen no heartbeats meanwhile.  If its detectors counted that
-    time,
-    every rank would be late.
+    time, every rank would be late.
 
     Args:
         real: returns seconds of a monotonic clock.

@@ -29,9 +29,8 @@ def in_own_process() -> None:
     """Prepare a process that only watches; call this before torch is imported.
 
     The guard must not watch the monitor, so its environment variables are deleted, and torch loads no extensions.
-    Garbage
-    collection runs seldom: messages and findings form no cycles, and a collection of the states of 10 000 ranks takes
-    longer than all detectors.
+    Garbage collection runs seldom: messages and findings form no cycles, and a collection of the states of 10 000 ranks
+    takes longer than all detectors.
     """
     gc.set_threshold(200_000, 50, 100)
     for name in (connect.FOLDER, connect.ADDRESS):

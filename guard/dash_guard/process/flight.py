@@ -29,8 +29,7 @@ class Step:
         step: the number of the step.
         shape: a digest that is equal on ranks that enter the same collectives.
         own: times from the end of the step before to the entry into each of at most `POINTS` collectives; empty if
-            there
-            are durations.
+            there are durations.
         total: the duration of the step.
         kernels: (group, number, duration) of at most `POINTS` collectives that have durations.
     """
@@ -70,8 +69,7 @@ def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
 
     Returns:
         For each group, [the number of the last collective entered, the number up to which all collectives have
-        completed,
-        operation, operands]. The last two are those of the first open collective, or else of the last one.
+        completed, operation, operands]. The last two are those of the first open collective, or else of the last one.
     """
     found: dict[str, list[Any]] = {}
     for entry in entries:

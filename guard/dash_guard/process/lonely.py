@@ -64,7 +64,7 @@ class Lonely:
         self._count += 1
 
     def updates(self) -> None:
-        """Note that an optimizer is about to step, perhaps after a meeting."""
+        """Note that an optimizer is about to step, perhaps after a meeting (an exchange among all ranks)."""
         self._updates = True
 
     def step_done(self) -> None:

@@ -97,7 +97,7 @@ class Rank(Observer):
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Pass the begin of a module's forward to the checks; after an optimizer step, it first begins a new step."""
+        """Tell the checks that a module's forward begins; after an optimizer step, this first begins a new step."""
         self._finish_step()
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
@@ -109,13 +109,13 @@ class Rank(Observer):
         self._show(lambda check: check.module_begins(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """Pass the end of a module's forward to the checks."""
+        """Tell the checks that a module's forward has ended."""
         self._depth = max(0, self._depth - 1)
         self._lonely.event()
         self._show(lambda check: check.module_ended(module, result))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Pass an imminent optimizer step to the checks, after all ranks have been connected if checks need that."""
+        """Tell the checks that an optimizer is about to step; if checks need it, all ranks are connected first."""
         if id(optimizer) in self._stepped:
             self._finish_step()
         self._lonely.updates()
@@ -125,13 +125,13 @@ class Rank(Observer):
         self._show(lambda check: check.before_optimizer(optimizer))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Pass an optimizer step that was made to the checks."""
+        """Tell the checks that an optimizer has stepped."""
         self._stepped.add(id(optimizer))
         self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
-        """Pass the update of a gradient scaler to the checks; if no optimizer has stepped, the step was skipped."""
+        """Tell the checks that a gradient scaler was updated; if no optimizer has stepped, the step was skipped."""
         self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
             self._lonely.step_done()

@@ -54,8 +54,7 @@ def traceless(roots: Sequence[nn.Module]) -> Iterator[None]:
     reducer.
 
     Leaves get their gradients after the backward; on exit, the gradients from before are restored. Parameters that are
-    in
-    no model, such as those that FSDP2 has gathered, get none.
+    in no model, such as those that FSDP2 has gathered, get none.
 
     Args:
         roots: the models; the list may grow inside the context.

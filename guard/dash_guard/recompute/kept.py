@@ -43,8 +43,7 @@ class Kept:
         """Restore the buffers and attributes, and their values.
 
         Values of buffers are always written, because some operators write to them without changing their versions. The
-        versions
-        of tensors stay the same, because for the training nothing was written.
+        versions of tensors stay the same, because for the training nothing was written.
         """
         for back in self._back:
             back()

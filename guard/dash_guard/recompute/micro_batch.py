@@ -1,9 +1,8 @@
 """One call of an outermost module that can run again, on the same rank or on all ranks with one rank's inputs.
 
 Running it again changes nothing that the training reads: no gradient is accumulated (`backward.differentiate`),
-buffers,
-attributes of modules (`kept.Kept`) and RNG states are restored, and `DistributedDataParallel` runs without its reducer.
-FSDP2 gathers parameters as always, so all of its ranks must run the call at the same place.
+buffers, attributes of modules (`kept.Kept`) and RNG states are restored, and `DistributedDataParallel` runs without its
+reducer. FSDP2 gathers parameters as always, so all of its ranks must run the call at the same place.
 """
 
 from __future__ import annotations
@@ -259,8 +258,7 @@ class MicroBatch:
         """Run the call and its backward again.
 
         The backward begins with `gradients`. If there are none, it begins with the loss if the module returns one, or
-        else with
-        random numbers.
+        else with random numbers.
 
         Args:
             execution: observes the call.
@@ -404,8 +402,7 @@ def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
     """Returns `in_eager_code` if the process has CUDA graphs, otherwise None.
 
     A CUDA graph writes to the same memory in every run, and the program may still read its results. So a module with
-    CUDA
-    graphs runs again in eager code.
+    CUDA graphs runs again in eager code.
     """
     return in_eager_code if has_cuda_graphs() else None
 

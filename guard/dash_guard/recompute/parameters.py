@@ -67,8 +67,7 @@ class Protected(DispatchMode):
     """A dispatch mode that saves the values of parameters before eager code writes them; `restore` puts them back.
 
     It also sees writes through ``parameter.data``, but no writes by compiled code.  While a dispatch mode is active,
-    some
-    autograd formulas avoid in-place operators, so results may be rounded differently than without it.
+    some autograd formulas avoid in-place operators, so results may be rounded differently than without it.
 
     Args:
         parameters: parameters, of which the local shards are protected.

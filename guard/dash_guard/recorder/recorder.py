@@ -330,8 +330,7 @@ class Recorder(Observer):
             tensors: (name, tensor) pairs.
             place: the index at which they are inserted among the entries of the step; by default, after all others.
             copies: a list to which (names, lanes) pairs are appended, for the tensors that could be hashed; lanes:
-                int64
-                [names, 2], on the device.
+                int64 [names, 2], on the device.
         """
         with self._lock:
             by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}

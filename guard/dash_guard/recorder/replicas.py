@@ -1,8 +1,7 @@
 """Checks during a recording that the ranks that DDP should keep equal have equal gradients and parameters.
 
 All ranks of a process group gather the lanes (fingerprints) of their gradients and parameters, 16 bytes for each
-tensor.
-Then every rank compares all lanes, on the writer thread.
+tensor. Then every rank compares all lanes, on the writer thread.
 """
 
 from __future__ import annotations

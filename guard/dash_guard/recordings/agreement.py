@@ -18,8 +18,7 @@ def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[in
 
     Returns:
         A dictionary. phase, tensor: what differs; groups: ranks that agree, the largest group first; minority: the
-        ranks
-        outside of the largest group, empty if there are two of that size; differing: how many tensors differ.
+        ranks outside of the largest group, empty if there are two of that size; differing: how many tensors differ.
     """
     if all(row == rows[0] for row in rows):
         return None

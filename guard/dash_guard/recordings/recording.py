@@ -66,8 +66,7 @@ class Recording:
 
         Raises:
             RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
-                what a
-                file may contain.
+                what a file may contain.
         """
         if not self.facts:
             self.begin()

@@ -49,8 +49,7 @@ class Writer:
     """Runs jobs, functions that write to the file of a rank, one after the other on a thread of its own.
 
     If the file cannot be written, there is one warning, and the recording of this rank ends; training goes on, and so
-    do
-    jobs that other ranks depend on.
+    do jobs that other ranks depend on.
 
     Args:
         folder: the folder of the file; if this rank has a file there, as after a restart, a new segment begins.

@@ -126,7 +126,7 @@ def headline(report: Report) -> str:
 
 
 def text(report: Report) -> str:
-    """The report as text for a terminal."""
+    """The report of a guard as text for a terminal."""
     lines = [f"{report.folder}: {headline(report)}; {ranks_seen(report)}"]
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {when(finding)}{finding.sentence}"]
