@@ -41,8 +41,7 @@ _LENGTH = 100  # characters of a name in a message
 
 
 class AtRest(Check):
-    """A check that compares hashes of parameters, gradients, optimizer state and buffers before and after they were
-    idle.
+    """A check that compares hashes of training state from before and after a time in which nothing may write it.
 
     Args:
         rank: the rank that this check belongs to.
@@ -83,7 +82,7 @@ class AtRest(Check):
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Register a model, whose buffers and frozen parameters are at rest too."""
+        """Register a model, whose buffers and frozen parameters are compared too."""
         self._state.module_begins(module)
         self._backwards.module_begins()
 

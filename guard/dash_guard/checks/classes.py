@@ -84,7 +84,7 @@ class Classes:
                 self._groups[parameter] = ranks
 
     def of(self, parameter: Tensor, tensor: Tensor | None = None) -> tuple[int, ...]:
-        """The ranks that hold a parameter, its gradient or its optimizer state with equal bits; () if none are
+        """The ranks that hold a parameter, or its gradient or optimizer state, with equal bits; () if none are
         declared.
 
         Args:

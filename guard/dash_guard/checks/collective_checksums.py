@@ -52,8 +52,7 @@ class _Results:
 
 
 class CollectiveChecksums(Check):
-    """A check that hashes the results of collectives of DDP and FSDP2 models, by hooks installed after their first
-    backward.
+    """A check that hashes the results of DDP's and FSDP2's collectives, by hooks installed after the first backward.
 
     Args:
         rank: the rank that this check belongs to.

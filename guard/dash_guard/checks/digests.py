@@ -82,8 +82,7 @@ class Leaves:
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
 
     def below(self, path: str) -> dict[str, str]:
-        """The digests below a path by name, in order: of its leaves if there are at most 200, otherwise of its
-        children.
+        """The digests below a path, by name: of its leaves if there are at most 200, otherwise of its children.
 
         Args:
             path: a module path, "" for all leaves; the names below ``blocks.0`` begin with ``blocks.0.``.

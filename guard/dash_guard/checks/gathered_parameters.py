@@ -214,8 +214,7 @@ class GatheredParameters(Check):
                         )
 
     def gathered(self, module: nn.Module, own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-        """Hash the result of a module's all-gather; never raises, because it runs in a forward or a backward of the
-        program.
+        """Hash the result of a module's all-gather; never raises, because it runs in the program's forward or backward.
 
         Args:
             module: the FSDP2 module.

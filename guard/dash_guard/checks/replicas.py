@@ -1,5 +1,7 @@
-"""Compares what several ranks must hold with equal bits: reduced gradients, parameters, optimizer state, buffers that
-are broadcast, and optimizer settings, which ranks share even where they divide everything else.
+"""Compares what several ranks must hold with equal bits, by digests.
+
+This is reduced gradients, parameters, optimizer state, buffers that are broadcast, and optimizer settings, which ranks
+share even where they divide everything else.
 
 Each step sends one root digest per stage (kind of tensor) and class of ranks (the ranks that must be equal), for the
 last four steps at most, in less than 1 KB. The monitor asks for the digests below a root if roots differ. The monitor

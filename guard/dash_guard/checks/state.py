@@ -152,7 +152,7 @@ class State:
             )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Entries for the parameters and state of an optimizer; the same objects as before if no tensor is new."""
+        """An `Entry` for each parameter and state tensor of an optimizer; the same objects as before if none is new."""
         self.classes.resolve()
         tensors = [
             tensor
@@ -186,7 +186,7 @@ class State:
         return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """Entries for the gradients of those of an optimizer's parameters that have one."""
+        """An `Entry` for the gradient of each of an optimizer's parameters that has one."""
         self.classes.resolve()
         return [
             Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
@@ -195,7 +195,7 @@ class State:
         ]
 
     def buffers(self, of: nn.Module | None = None) -> list[Entry]:
-        """Entries for the buffers of a module, or of all models that have run if `of` is None."""
+        """An `Entry` for each buffer of a module, or of all models that have run if `of` is None."""
         return [
             Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
             for root in ([of] if of is not None else self._roots)
@@ -204,7 +204,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """Entries for the parameters of models that have run that are updated by none of the given optimizers."""
+        """An `Entry` for each parameter of a model that has run that is updated by none of the given optimizers."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
@@ -221,7 +221,7 @@ class State:
         return self._after[2]
 
     def hash(self, check: str, entries: Sequence[Entry]) -> list[Hashed]:
-        """Hash the tensors of entries; coverage records which of them cannot be hashed.
+        """Hash the tensors of entries; the coverage counts those that cannot be hashed, with the reason.
 
         Args:
             check: the check whose coverage counts them.

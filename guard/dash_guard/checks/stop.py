@@ -56,8 +56,7 @@ class Stop(Check):
         self._confirmed = str(message.body.get("sentence", "the guard has confirmed a fault"))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise an error on all ranks if any rank has a reason to; a program that catches it and continues is not
-        stopped again.
+        """Raise an error on all ranks if any rank has a reason to; this happens once in a program that catches it.
 
         Raises:
             FaultConfirmedError: the monitor has confirmed a fault, or ranks that must hold equal bits do not.

@@ -1,5 +1,4 @@
-"""Finds ranks that compute a micro-batch differently from the others, and whether the machine or the program is the
-cause.
+"""Finds ranks that compute a micro-batch differently from the others, and the cause: the machine or the program.
 
 | second result of the accused ranks | meaning |
 |---|---|

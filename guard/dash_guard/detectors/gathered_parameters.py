@@ -84,7 +84,7 @@ class GatheredParameters(Detector):
                     self._steps.setdefault(key, _Step(now)).reported[message.rank] = reported[0], reported[1]
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Stop comparing if a finding says that ranks have begun to count steps differently."""
+        """Stop comparing if a finding says that ranks no longer count the same steps."""
         if parts(finding) and not self._parted:
             self._parted = True
             self._steps.clear()

@@ -1,8 +1,8 @@
-"""Finds ranks that hang, have died, are stopped or run another program, from heartbeats, shutdown notices and process
-states.
+"""Finds ranks that hang, have died, are stopped or run another program.
 
-A rank that waits in a collective is innocent. So the detector follows the waiting ranks, from group to group, to the
-ranks that they wait for, until it arrives at ranks that wait for nobody.
+It uses heartbeats, shutdown notices and the states of processes. A rank that waits in a collective is innocent. So the
+detector follows the waiting ranks, from group to group, to the ranks that they wait for, until it arrives at ranks that
+wait for nobody.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def digest(low: int, high: int, description: str) -> bytes:
 def add_lanes(
     tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int], firsts: Sequence[int] | None = None
 ) -> None:
-    """Add the lanes of tensors to rows of `results`, without waiting for the device.
+    """Hash tensors, and add their lanes (two 64-bit sums each) to rows of `results`, without waiting for the device.
 
     Args:
         tensors: hashable tensors (`why_unseen`), all on the device of `results`.

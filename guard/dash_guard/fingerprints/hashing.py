@@ -1,5 +1,4 @@
-"""The hash of fingerprints: two 64-bit lanes over the bytes of a tensor, sums that do not depend on the order of
-additions.
+"""The hash of fingerprints: two 64-bit lanes, each a sum over the bytes of a tensor in which order does not matter.
 
 Note [Fingerprints]
 A tensor's bytes, in the order of its elements' indices, are words of 8 bytes, the last one filled up with zeros.  Word
@@ -71,7 +70,7 @@ def lanes_of(bytes_: Tensor, first: int = 0) -> Tensor:
 
 
 def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
-    """Computes the lanes of many small tensors on the CPU, with few PyTorch operations.
+    """Computes the two 64-bit lanes of the hash for many small tensors on the CPU, with few PyTorch operations.
 
     Args:
         parts: the bytes of each tensor, uint8 [n].

@@ -19,7 +19,7 @@ Ready = Callable[[], list[list[int]]]
 
 
 class LaneBuffer:
-    """A buffer on one device for the lanes of tensors, one row for each tensor, in the order of `add`."""
+    """A buffer on one device for the lanes (128-bit hashes) of tensors, a row for each tensor, in `add` order."""
 
     def __init__(self, device: torch.device) -> None:
         self._results = torch.zeros(CAPACITY, LANES, dtype=torch.int64, device=device)

@@ -40,10 +40,9 @@ class StepNumbers:
         self.number = first or 1
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """Derive the number of the first step from the state of an optimizer that is about to step; waits for its
-        device.
+        """Derive the number of the first step from the state of an optimizer that is about to step.
 
-        Only the first call does anything, and only if the number was not given.
+        Only the first call does anything, and only if the number was not given; it waits for the optimizer's device.
         """
         if not self._known:
             self._known = True

@@ -146,16 +146,18 @@ class Guard:
 
     @property
     def coverage(self) -> dict[str, Any]:
-        """What this rank has checked, and what it has not checked and why: ``{check: {"counts": {unit: number},
-        "unseen": {reason: times}}}``.
+        """What this rank has checked, and what it has not checked and why.
+
+        It has the form ``{check: {"counts": {unit: number}, "unseen": {reason: times}}}``; {} before the guard has
+        started.
         """
         return self._rank.coverage.to_dict() if self._rank is not None else {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A context manager that names what the program does inside it, such as "evaluation" on rank 0 while others
-        wait.
+        """A context manager that names what the program does inside it, such as "evaluation" on rank 0.
 
-        The wait of the others then counts as a known phase, not as a hang.
+        While other ranks wait for this one in a named phase, the guard reports a note, and no hang for the first half
+        hour.
         """
         return self._heartbeats.phase(name) if self._heartbeats is not None else contextlib.nullcontext()
 

@@ -50,8 +50,7 @@ def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequenc
 
 @contextmanager
 def traceless(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """A context manager in which backwards that this thread starts compute the same gradients without reaching a
-    reducer.
+    """A context manager in which backwards of this thread compute the same gradients without reaching a reducer.
 
     Leaves get their gradients after the backward; on exit, the gradients from before are restored. Parameters that are
     in no model, such as those that FSDP2 has gathered, get none.

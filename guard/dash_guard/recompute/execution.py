@@ -217,8 +217,7 @@ class Execution(Observer):
         return any(hashed == phase for hashed, _ in self._calls)
 
     def work(self) -> str:
-        """Which shard this rank computes where modules are split over ranks, as text; "" if all ranks compute
-        everything.
+        """Which shards this rank computes if modules are split over ranks, as text; "" if all ranks compute everything.
 
         Ranks with the same text compute the same results from the same inputs.
         """
