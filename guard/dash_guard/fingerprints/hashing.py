@@ -1,4 +1,4 @@
-"""The hash of fingerprints: two 64-bit lanes, each a sum over the bytes of a tensor in which order does not matter.
+"""The hash of fingerprints: two 64-bit lanes, sums over the bytes of a tensor that are exact in any order of additions.
 
 Note [Fingerprints]
 A tensor's bytes, in the order of its elements' indices, are words of 8 bytes, the last one filled up with zeros.  Word
