@@ -9,7 +9,7 @@ from dash_inductor.untrusted import printable
 
 
 class RecordingError(DashError, RuntimeError):
-    """A file of a recording or of a guard cannot be written, or this version cannot read it.
+    """Raised if a file of a recording or of a guard cannot be written, or if this version cannot read it.
 
     Args:
         path: the file.
@@ -23,6 +23,4 @@ class RecordingError(DashError, RuntimeError):
 
 
 class FaultConfirmedError(DashError, RuntimeError):
-    """The guard has confirmed a fault; with ``on_confirmed="raise"``, every rank raises it before an optimizer
-    steps.
-    """
+    """Raised on every rank before an optimizer steps, if a fault is confirmed and ``on_confirmed="raise"``."""

@@ -1,4 +1,4 @@
-"""The checks of a guard, in the order in which they get events."""
+"""The list of a guard's checks, in the order in which they receive events."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The at-rest checksum: compares, on the device, state that nobody may change between two uses with itself.
+"""The at-rest checksum: compares, on the device, hashes of state before and after a time in which nobody may change it.
 
 Parameters and optimizer state are hashed after the optimizer has stepped. Parameters and buffers are hashed again when
-the next step begins, parameters and optimizer state again before the optimizer uses them. The flags of what has changed
-are copied to the host without waiting. If PyTorch knows of a change, because the version of the tensor differs, the
-program has written it: the monitor asks whether every rank has.
+the next step begins, parameters and optimizer state again before the optimizer uses them. A flag for each tensor, which
+says whether it has changed, is copied to the host without waiting. If PyTorch knows of a change, because the version of
+the tensor differs, the program has written it: the monitor asks whether every rank has.
 
 Gradients are at rest from the end of the last backward to the optimizer, unless the program writes them in between, for
 example to clip them. Which backward is the last one is known from the step before. Gradient scalers write gradients
@@ -41,7 +41,7 @@ _LENGTH = 100  # characters of a name in a message
 
 
 class AtRest(Check):
-    """Compares state at rest with itself.
+    """A check that compares hashes of training state from before and after a time in which nothing may write it.
 
     Args:
         rank: the rank that this check belongs to.
@@ -68,7 +68,7 @@ class AtRest(Check):
         self._gradients: dict[int, tuple[int, list[Hashed]]] = {}  # by optimizer, with that number
 
     def step_began(self, step: int) -> None:
-        """Compare parameters and buffers, which nothing in this step has used yet."""
+        """Compare parameters and buffers, which nothing in this step has used yet, with their earlier hashes."""
         self._count = 0
         self._gradients.clear()
         parameters = {number: _of(parts, phases.PARAMETER) for number, parts in self._after.items()}
@@ -82,12 +82,12 @@ class AtRest(Check):
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Register a model, whose buffers and frozen parameters are at rest too."""
+        """Register a model, whose buffers and frozen parameters are compared too."""
         self._state.module_begins(module)
         self._backwards.module_begins()
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Follow the end of a module's forward, to learn when backwards end."""
         self._backwards.module_ended(result)
 
     def _backward_ended(self) -> None:
@@ -103,7 +103,7 @@ class AtRest(Check):
                     self._gradients[number] = self._count, parts
 
     def scaler_updated(self) -> None:
-        """A gradient scaler has unscaled gradients."""
+        """A gradient scaler has unscaled gradients in place; from now on, gradients are not compared."""
         if not self._scaled:
             self.rank.coverage.unseen(self.name, "gradients, because a gradient scaler writes them")
         self._scaled = True
@@ -113,7 +113,7 @@ class AtRest(Check):
         self.rank.coverage.unseen(self.name, f"gradients: {described(error)}")
 
     def step_done(self, step: int) -> None:
-        """Test the hash on known tensors every `TESTED` steps, on every device with state."""
+        """Every `TESTED` steps, hash tensors with known hashes on every device that holds state, to test the hash."""
         self._last, self._stepped = self._stepped, set()
         devices = {part.lanes.device for parts in self._after.values() for part in parts}
         if step < self._to_test or not devices:
@@ -129,7 +129,7 @@ class AtRest(Check):
             self.send(step, when="hash")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compare the gradients, parameters and state that an optimizer is about to use."""
+        """Compare the gradients, parameters and state that an optimizer is about to use with their earlier hashes."""
         self._queue.poll()
         self._stepped.add(self._count)
         count, gradients = self._gradients.pop(id(optimizer), (self._count, []))
@@ -140,7 +140,7 @@ class AtRest(Check):
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash parameters and state, which are at rest now, and buffers, which are at rest until the next forward."""
+        """Hash parameters and optimizer state, which should not change before their next use, and buffers likewise."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
         if not self._every or self.rank.step % self._every:
             return
@@ -155,7 +155,7 @@ class AtRest(Check):
             self._frozen = self._state.hash(self.name, frozen)
 
     def close(self) -> None:
-        """Compare the state that is still at rest; waits for the device."""
+        """Compare the state that is still at rest with its earlier hashes; waits for the device."""
         parts = [part for hashed in self._after.values() for part in hashed]
         self._compare(self.rank.step, "end", [*parts, *self._buffers, *self._frozen])
         self._queue.poll(wait=True)

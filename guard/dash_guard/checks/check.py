@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """What a check can use of the rank that it runs in (`process.rank.Rank`)."""
+    """What a check can use of the `process.rank.Rank` that owns it.
+
+    Attributes:
+        number: the rank's number in the job.
+        world: the number of ranks.
+        channel: sends messages to the monitor.
+        coverage: counts what checks have compared and what they could not see.
+        group: communication among all ranks.
+    """
 
     number: int
     world: int
@@ -29,7 +37,7 @@ class Host(Protocol):
 
 
 class Check(Observer):
-    """One check of a rank; an event whose method a check does not override does nothing.
+    """The base class of a check of a rank; an event whose method a check does not override does nothing.
 
     A check that raises an exception is switched off (`process.rank.Rank`): coverage records it, and training goes on.
 
@@ -45,14 +53,14 @@ class Check(Observer):
         self.rank = rank
 
     def step_began(self, step: int) -> None:
-        """A step begins; called before any other method in this step."""
+        """Called when a step begins, before any other method in this step."""
 
     def step_done(self, step: int) -> None:
-        """A step has ended: all of its optimizers have stepped."""
+        """Called when a step has ended: all of its optimizers have stepped."""
 
     def order(self, message: Message) -> None:
-        """Receive a request of the monitor; called between two steps, on the training thread."""
+        """Receive a request from the monitor; called between two steps, on the training thread."""
 
     def send(self, step: int, **body: Any) -> None:
-        """Send a message of this check to the monitor."""
+        """Send a message of this check to the monitor, with `body` as its JSON values."""
         self.rank.channel.send(Message(self.name, self.rank.number, step, body))

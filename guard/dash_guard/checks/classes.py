@@ -15,7 +15,7 @@ from ..upstream.parallel import composable_ddp, reduces
 
 
 class Classes:
-    """The classes of the tensors of this rank.
+    """The class of ranks of each tensor of this rank: the ranks that must hold it with equal bits.
 
     Attributes:
         parted: models whose replicas differ, because each rank has updated them with its own gradients.
@@ -29,7 +29,7 @@ class Classes:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def add(self, module: nn.Module) -> None:
-        """Register a module whose forward begins; the parameters of a DDP model have replicas."""
+        """Register a module whose forward begins; if it is a DDP model, its parameters count as replicas."""
         if module in self._known:
             return
         self._known.add(module)
@@ -39,12 +39,12 @@ class Classes:
             self._composable.append(weakref.ref(module))
 
     def begins(self, module: nn.Module) -> None:
-        """Note whether the gradients of a forward that begins will be reduced."""
+        """Note, for a module whose forward begins, whether its gradients will be reduced."""
         if torch.is_grad_enabled() and (reduced := reduces(module)) is not None:
             self._reduced[module] = reduced
 
     def resolve(self) -> None:
-        """Find models that `replicate` has made replicas, which it does in their first forward."""
+        """Find registered models that `replicate` has turned into DDP models, which it does in their first forward."""
         for reference in self._composable:
             module = reference()
             replica = None if module is None else composable_ddp(module)
@@ -53,10 +53,10 @@ class Classes:
         self._composable.clear()
 
     def part(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer is about to step: models whose gradients were not reduced lose their replicas.
+        """Called before an optimizer steps: models whose gradients were not reduced no longer count as replicas.
 
         Returns:
-            Whether there are such models.
+            Whether the optimizer updates any model that has stopped counting now.
         """
         alone = [model for model, reduced in self._reduced.items() if not reduced and model not in self.parted]
         if not alone:
@@ -71,7 +71,7 @@ class Classes:
         return bool(alone)
 
     def holders(self, parameter: Tensor) -> tuple[int, ...]:
-        """The ranks that update a parameter, or parts of it, in the same way; () if nothing is declared."""
+        """The ranks that update a parameter, or shards of it, in the same way; () if the program declares none."""
         ranks: tuple[int, ...] | None = self._groups.get(parameter)
         if ranks is None:
             return holders(parameter) if isinstance(parameter, DTensor) else ()
@@ -84,11 +84,13 @@ class Classes:
                 self._groups[parameter] = ranks
 
     def of(self, parameter: Tensor, tensor: Tensor | None = None) -> tuple[int, ...]:
-        """The ranks that hold a tensor of a parameter with equal bits; () if nothing is declared.
+        """The ranks that hold a parameter, or its gradient or optimizer state, with equal bits; () if none are
+        declared.
 
         Args:
             parameter: the parameter.
-            tensor: its gradient or a state of it; a DTensor declares itself where it is replicated.
+            tensor: its gradient or a tensor of its optimizer state, None for the parameter itself; a DTensor declares
+                by its placements where it is replicated.
         """
         ranks = self._groups.get(parameter)
         if ranks is not None:
@@ -103,12 +105,15 @@ class Classes:
 
 
 def holders(tensor: DTensor) -> tuple[int, ...]:
-    """The ranks that hold parts of a tensor: all ranks of its mesh."""
+    """The ranks that hold shards or replicas of a tensor: all ranks of its mesh, in ascending order."""
     return tuple(sorted(tensor.device_mesh.mesh.flatten().tolist()))
 
 
 def replicas(tensor: DTensor) -> tuple[int, ...]:
-    """The ranks that hold the same part of a tensor as this one: those along all `Replicate` dimensions of its mesh."""
+    """The ranks that hold the same shard of a tensor as this one: those along all `Replicate` dimensions of its mesh.
+
+    () if this rank is not in the mesh.
+    """
     mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if here is None:
         return ()
@@ -120,7 +125,7 @@ def replicas(tensor: DTensor) -> tuple[int, ...]:
 
 
 def broadcast_buffers(module: nn.Module) -> tuple[DistributedDataParallel | None, tuple[int, ...]]:
-    """The DDP model that has just broadcast its buffers, and its ranks; (None, ()) for any other module."""
+    """The module and its ranks, if it is a DDP model whose forward broadcasts its buffers now; otherwise (None, ())."""
     if isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers():
         return module, tuple(dist.get_process_group_ranks(module.process_group))
     return None, ()

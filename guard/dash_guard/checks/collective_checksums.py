@@ -1,7 +1,8 @@
 """Collective checksums: compares the results of reductions among ranks, and of some reductions with a second run.
 
-Nobody can check a reduction by its inputs. All members of an `all_reduce` must have the same result; each member of a
-`reduce_scatter` has its own. One bucket of each backward is reduced twice, and both results must be equal.
+The inputs of a reduction differ on every rank, so only results can be compared. All members of an `all_reduce` must
+have the same result; each member of a `reduce_scatter` has its own. One bucket of each backward is reduced twice, and
+both results must be equal.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Results:
 
 
 class CollectiveChecksums(Check):
-    """Puts hooks on the collectives of DDP and FSDP2 models after their first backward, and hashes results.
+    """A check that hashes the results of DDP's and FSDP2's collectives, by hooks installed after the first backward.
 
     Args:
         rank: the rank that this check belongs to.
@@ -74,12 +75,12 @@ class CollectiveChecksums(Check):
         self._queue, self._ring = Queue(), Ring()
 
     def step_began(self, step: int) -> None:
-        """A step begins: forget the results of the last one."""
+        """Forget the results that were hashed in the last step."""
         self._results, self._looking, self._on_cpu = {}, step, 0
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Find models that may get hooks."""
+        """Collect the DDP and FSDP2 models that may get hooks."""
         self._state.module_begins(module)
         if module in self._known or self._every == 0 or self.rank.world < 2:
             return
@@ -92,7 +93,7 @@ class CollectiveChecksums(Check):
                     self.rank.coverage.unseen(self.name, "a model that has begun after the first step")
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Install hooks once, and hash the second results of this step."""
+        """Install hooks the first time; later, hash the second results of DDP buckets that were reduced twice."""
         self._raise()
         self._queue.poll()
         if not self._agreed and self._every > 0 and self.rank.world > 1:
@@ -109,7 +110,7 @@ class CollectiveChecksums(Check):
                 self._results[where].twice.append((first, lanes_of([result]), name))
 
     def step_done(self, step: int) -> None:
-        """Send the digests of results as soon as they have arrived."""
+        """Queue the digests of the step's results; they are sent as soon as they have been copied to the host."""
         self._raise()
         results, self._results = self._results, {}
         for where, each in results.items():
@@ -123,7 +124,7 @@ class CollectiveChecksums(Check):
                 )
 
     def close(self) -> None:
-        """Wait for digests that have not arrived."""
+        """Wait for digests that are still being copied to the host, and send them."""
         self._queue.poll(wait=True)
 
     def _agree(self) -> None:
@@ -224,11 +225,18 @@ class CollectiveChecksums(Check):
         return not why
 
     def reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:
-        """Hash the result of a reduction."""
+        """Hash the result of a reduction; never raises, because it runs in a collective of the program.
+
+        Args:
+            where: the kind of the collective and its ranks, as text.
+            backward: the number of the backward under DDP, or of the `all_reduce` of a module under HSDP.
+            bucket: the index of the bucket under DDP, or a negative number for the module under HSDP.
+            result: the reduced tensor.
+        """
         self._safely(lambda: self._reduced(where, backward, bucket, result))
 
     def twice(self, where: str, module: nn.Module, first: Tensor, second: Tensor) -> None:
-        """Hash both results of a reduction that ran twice."""
+        """Hash both results of a reduction of `module` that ran twice; never raises, like `reduced`."""
         self._safely(lambda: self._twice(where, module, first, second))
 
     def _reduced(self, where: str, backward: int, bucket: int, result: Tensor) -> None:

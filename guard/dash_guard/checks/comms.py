@@ -30,11 +30,11 @@ OnResult = Callable[[Tensor, Tensor, dist.ProcessGroup], None]
 
 
 class Reduction:
-    """A communication hook that reduces buckets as DDP does without a hook, and one bucket of each backward twice.
+    """A DDP communication hook that reduces buckets as DDP does without a hook, and one bucket of each backward twice.
 
     Args:
         model: the DDP model.
-        reduced: is called with the number of the backward, the number of the bucket, and the result of the first run;
+        reduced: is called with the number of the backward, the index of the bucket, and the result of the first run;
             it may run on a thread of gloo.
         reduces: is called once in each backward.
     """
@@ -56,7 +56,7 @@ class Reduction:
         parallel.register_comm_hook(model, self)
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket (`torch.distributed.GradBucket`)."""
+        """Called by DDP to reduce a bucket (`torch.distributed.GradBucket`); returns a future of the reduced tensor."""
         content, place = bucket.buffer(), (self._backward, bucket.index())
         content.mul_(self._factor)  # DDP multiplies while it copies into the bucket, and only without a hook
         again = bucket.index() == self._backward % self._buckets
@@ -74,8 +74,11 @@ class Reduction:
         return result
 
     def second(self) -> tuple[int, int, Tensor] | None:
-        """The bucket that was reduced twice since the last call: backward, number and second result; None if there is
-        none.
+        """Waits for the second result of the bucket that was reduced twice, returns it, and clears it.
+
+        Returns:
+            (number of the backward, index of the bucket, second result), or None if no bucket was reduced twice since
+            the last call.
         """
         again, self._again = self._again, None
         if again is None:
@@ -91,17 +94,17 @@ def _all_reduce(content: Tensor, group: Any) -> dist.Work:
 
 
 def watch_gather(module: FSDPModule, on_result: OnResult) -> bool:
-    """Pass what an FSDP2 module gathers to a callback.
+    """Make an FSDP2 module pass the input and the result of each all-gather to a callback.
 
     Returns:
-        Whether it can be observed: the module gathers with PyTorch's own communication.
+        Whether that is possible: False if the program has set its own communication for the module's all-gather.
     """
     own = parallel.own_gather(module)
     if own is None:
         return False
 
     class Gather(type(own)):  # type: ignore[misc]
-        """PyTorch's own communication, with a callback after it."""
+        """FSDP2's own all-gather, followed by `on_result(input, output, group)` unless the call is asynchronous."""
 
         def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
             work = super().__call__(output_tensor, input_tensor, group, async_op)
@@ -115,12 +118,12 @@ def watch_gather(module: FSDPModule, on_result: OnResult) -> bool:
 
 @dataclass
 class Turns:
-    """Which calls of a collective are run a second time: one in `turns`, see Note [In step].
+    """Decides which calls of a collective run a second time: one in `turns`, see Note [In step].
 
     Attributes:
         turn: the number of this module among those that take turns, from 0.
         turns: how many modules take turns, the same on all ranks of the group.
-        on_result: gets both results.
+        on_result: is called with the first result, the second result and the group.
         calls: the number of calls up to now.
     """
 
@@ -130,16 +133,15 @@ class Turns:
     calls: int = 0
 
     def comes(self) -> bool:
-        """Whether the next call is run twice."""
+        """Whether the next call of the collective is run twice."""
         return (self.calls + 1) % self.turns == self.turn
 
 
 class Between:
-    """A hook after the `all_reduce` of HSDP between groups of shards, which follows the `reduce_scatter` within a
-    group.
+    """An FSDP2 all-reduce hook for HSDP, where an `all_reduce` between replicas follows each `reduce_scatter`.
 
-    FSDP2 calls the hook after the collective. The input is the result of the `reduce_scatter` before it, plus what was
-    scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
+    FSDP2 calls the hook after the `all_reduce`. The input of the `all_reduce` is the result of the `reduce_scatter`
+    before it, plus what was scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
 
     Args:
         module: the module whose gradients are reduced.
@@ -153,14 +155,14 @@ class Between:
         self._given: Tensor | None = None
 
     def scattered(self, output: Tensor) -> None:
-        """Receive a result of the `reduce_scatter`."""
+        """Receive a result of the `reduce_scatter`; keep a copy if the next `all_reduce` is run twice."""
         if self._turns.comes():
             self._given = output.clone() if self._partial is None else output + self._partial
         if self._partial is None:
             self._partial = output
 
     def __call__(self, output: Tensor) -> None:
-        """Receive a result of the `all_reduce`."""
+        """Receive a result of the `all_reduce`; if it is this call's turn, repeat the `all_reduce` on the copy."""
         given, self._given, self._partial = self._given, None, None
         self._turns.calls += 1
         self._reduced(self._turns.calls, output)
@@ -189,7 +191,7 @@ def repeat_reductions(
     own = parallel.own_scatter(module)
 
     class Scatter(type(own)):  # type: ignore[misc]
-        """PyTorch's own communication, with a callback after it."""
+        """FSDP2's own reduce-scatter, which sometimes runs twice and passes its result to `between`."""
 
         def __call__(
             self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False

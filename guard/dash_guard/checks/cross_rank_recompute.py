@@ -60,17 +60,23 @@ _WINDOW = 8  # digests from the first one that differs, and one before it
 
 
 def place(seed: int, window: int, every: int) -> int:
-    """The place of the step with a cross-rank recompute in a window of `every` steps, from 0; the same on all ranks."""
+    """The index, within a window of `every` steps, of the step with a cross-rank recompute; the same on all ranks.
+
+    Args:
+        seed: the seed of the choice.
+        window: the number of the window.
+        every: the number of steps of a window.
+    """
     content = f"{seed} {window} {every}".encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % every
 
 
 class CrossRankRecompute(Check):
-    """Runs one rank's micro-batch on all ranks, see Note [Cross-rank recompute].
+    """A check that runs one rank's micro-batch on all ranks and compares the results, see Note [Cross-rank recompute].
 
     Args:
         rank: the rank that this check belongs to.
-        cross_rank_recompute: n: run it in one of n steps; 0: only when the monitor requests it.
+        cross_rank_recompute: n: run it in one of n steps; 0: only in the preflight and when the monitor requests it.
         seed: seed of the choice of steps, and of random numbers in a recompute.
     """
 
@@ -99,13 +105,13 @@ class CrossRankRecompute(Check):
     # Events of the program.
 
     def step_began(self, step: int) -> None:
-        """Decide whether inputs are copied in this step, because it may have a recompute."""
+        """Decide whether the inputs of modules are copied in this step, because it may have a recompute."""
         self._batch, self._cannot = None, ""
         self._wanted = not self._off and self._purpose(step) != ""
 
     @not_compiled
     def module_begins(self, module: nn.Module) -> None:
-        """Put a hook that copies inputs on an outermost module."""
+        """Put a forward hook that copies the inputs on an outermost module, once."""
         if self._depth == 0 and id(module) not in self._roots and next(module.parameters(), None) is not None:
             handle = module.register_forward_hook(Hook(self._called), with_kwargs=True)
             self._roots[id(module)] = (module, handle)
@@ -114,7 +120,7 @@ class CrossRankRecompute(Check):
         self._depth += 1
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Count the end of a module's forward, to know which modules are outermost."""
         self._depth = max(0, self._depth - 1)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -132,14 +138,14 @@ class CrossRankRecompute(Check):
             self._batch, self._cannot = None, described(error)
 
     def order(self, message: Message) -> None:
-        """The monitor requests a recompute at the next step at which ranks agree, or switches the check off."""
+        """Receive the monitor's request to recompute at the next step where ranks agree, or to switch the check off."""
         if message.body.get("off"):
             self._off = str(message.body["off"])[:200]
         else:
             self._order = int(message.body.get("number", 0))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the recompute of this step, if it has one: gradients are complete now."""
+        """Run the recompute of this step, if it has one, now that gradients are complete."""
         step = self.rank.step
         if self._held == step:
             return
@@ -166,7 +172,7 @@ class CrossRankRecompute(Check):
             self._function = None
 
     def close(self) -> None:
-        """Remove hooks."""
+        """Remove the forward hooks."""
         for _, handle in self._roots.values():
             handle.remove()
         self._roots.clear()

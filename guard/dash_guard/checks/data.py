@@ -1,4 +1,4 @@
-"""Hashes the inputs of the model: data-parallel ranks must not read the same data."""
+"""Hashes the inputs of the model, because data-parallel ranks must not read the same data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST = 16  # bytes: equal inputs that are smaller mean nothing
 
 
 class Data(Check):
-    """Hashes the tensors that the outermost module is called with, in the first call of a step."""
+    """A check that hashes the tensors passed to the outermost module, in the first call of a step."""
 
     name = "data"
 
@@ -45,22 +45,22 @@ class Data(Check):
         self._draining = threading.Lock()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins; this global hook runs before the module's own, which gets the inputs."""
+        """Put a hook on an outermost module that hashes its inputs, which this global hook does not receive."""
         if self._depth == 0 and module not in self._roots:
             self._roots.add(module)
             self._handles.append(module.register_forward_pre_hook(Hook(self._before), with_kwargs=True))
         self._depth += 1
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Count the end of a module's forward, to know which modules are outermost."""
         self._depth = max(0, self._depth - 1)
 
     def step_done(self, step: int) -> None:
-        """All optimizers of the step have stepped."""
+        """Reset the nesting depth of modules, in case a forward has raised an error."""
         self._depth = 0
 
     def drain(self) -> None:
-        """Wait for digests and send them; not called on the training thread."""
+        """Wait for the digests of inputs and send them; not called on the training thread."""
         with self._draining:
             while self._ready:
                 number, ready, peers = self._ready.popleft()
@@ -69,7 +69,7 @@ class Data(Check):
                 self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
-        """Send what was hashed since the last heartbeat, and remove hooks."""
+        """Send the digests of inputs hashed since the last heartbeat, and remove hooks."""
         self.drain()
         for handle in self._handles:
             handle.remove()

@@ -1,8 +1,8 @@
-"""Digests of many tensors: a leaf is the lanes of one tensor, a root stands for all leaves of a class and stage.
+"""Digests of many tensors in a tree: a leaf is for one tensor, a root for all tensors of a class of ranks and stage.
 
-Lanes are the 128-bit fingerprint of a tensor as recordings have it. A root is BLAKE2b of the names, and of the lanes of
-all leaves as they lie in memory, in one call. Only if roots of ranks differ, nodes along the module path are computed:
-a node is BLAKE2b of its children.
+A leaf is the tensor's lanes, the 128-bit fingerprint as two 64-bit numbers, as in recordings. A root is BLAKE2b of the
+names, and of the lanes of all leaves as they lie in memory, in one call. Only if the roots of ranks differ, nodes along
+the module path are computed: a node is BLAKE2b of its children.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LANES = 16  # bytes
 
 @dataclass(frozen=True)
 class Labels:
-    """The names of leaves, in the order in which the tensors were observed.
+    """The names and descriptions of leaves, in the order in which the tensors were observed.
 
     Attributes:
         names: names along module paths, such as ``blocks.0.attn.q.weight exp_avg``.
@@ -41,7 +41,7 @@ class Labels:
     descriptions: tuple[str, ...]
 
     def digest(self) -> str:
-        """A digest of all names and descriptions, `WHICH` hexadecimal digits."""
+        """A digest of all names and descriptions, as `WHICH` hexadecimal digits."""
         hashed = hashlib.blake2b("\0".join(self.names).encode(), digest_size=WHICH // 2)
         hashed.update("\0".join(("", *self.descriptions)).encode())
         return hashed.hexdigest()
@@ -49,38 +49,43 @@ class Labels:
 
 @dataclass(frozen=True)
 class Leaves:
-    """The lanes of some tensors, 16 bytes per tensor."""
+    """The fingerprints of some tensors.
+
+    Attributes:
+        labels: the names and descriptions of the tensors.
+        lanes: their lanes, 16 bytes per tensor.
+    """
 
     labels: Labels
     lanes: bytes
 
     @classmethod
     def of(cls, rows: Sequence[tuple[str, str, bytes]]) -> Leaves:
-        """Leaves of rows with name, description and lanes (16 bytes)."""
+        """Makes leaves from rows of (name, description, lanes), with lanes of 16 bytes."""
         names, descriptions, lanes = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(Labels(names, descriptions), b"".join(lanes))
 
     def which(self) -> int:
-        """The first six digits of the root as a signed 64-bit number."""
+        """The first six hexadecimal digits of the root, which identify the names and descriptions, as a number."""
         return int(self.labels.digest(), 16)
 
     def number(self) -> int:
-        """The root without its first six digits as a signed 64-bit number."""
+        """The last sixteen hexadecimal digits of the root, which identify the values, as a signed 64-bit number."""
         return _signed(hashlib.blake2b(self.lanes, digest_size=ROOT).digest())
 
     def numbers(self) -> list[int]:
-        """A signed 64-bit number for each leaf."""
+        """The digest of each leaf, as a signed 64-bit number."""
         return [_signed(bytes.fromhex(self._leaf(number))) for number in range(len(self.labels.names))]
 
     def root(self) -> str:
-        """The root: six hexadecimal digits of all names, dtypes and shapes, then sixteen of all lanes."""
+        """The root digest, 22 hexadecimal digits: 6 of the hash of names, dtypes and shapes, 16 of that of lanes."""
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
 
     def below(self, path: str) -> dict[str, str]:
-        """Digests below a path, in order: of its leaves if there are at most 200, otherwise of its children.
+        """The digests below a path, by name: of its leaves if there are at most 200, otherwise of its children.
 
         Args:
-            path: "" for all leaves; the names below ``blocks.0`` begin with ``blocks.0.``.
+            path: a module path, "" for all leaves; the names below ``blocks.0`` begin with ``blocks.0.``.
         """
         start = f"{path}." if path else ""
         inside = [number for number, name in enumerate(self.labels.names) if name.startswith(start)]
@@ -111,18 +116,18 @@ def _signed(content: bytes) -> int:
 
 
 def short(content: bytes) -> str:
-    """A digest as long as a root, in hexadecimal digits."""
+    """The digest of some bytes, as 16 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=ROOT).hexdigest()
 
 
 class Ring:
-    """Values of the last `STEPS` steps, by step and key."""
+    """A ring buffer of the values of the last `STEPS` steps, by step and key."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, dict[Any, Any]] = OrderedDict()
 
     def of(self, step: int) -> dict[Any, Any]:
-        """The values of a step; empty at first."""
+        """The dictionary of the values of a step, which the caller may fill; an unknown step gets an empty one."""
         if step not in self._steps:
             self._steps[step] = {}
             while len(self._steps) > STEPS:
@@ -130,21 +135,21 @@ class Ring:
         return self._steps[step]
 
     def get(self, step: int, key: Any) -> Any:
-        """The value of a key in a step; None if there is none or it was dropped."""
+        """The value stored for a key in a step; None if there is none or it was dropped."""
         return self._steps.get(step, {}).get(key)
 
 
 class Queue:
-    """Calls that wait until lanes have arrived from devices, in the order in which they were sent."""
+    """A FIFO queue of functions, each called when its lanes have been copied from devices to the host."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Arriving], Callable[[], None]]] = deque()
 
     def put(self, arriving: Sequence[Arriving], then: Callable[[], None]) -> None:
-        """Call `then` as soon as all of `arriving` has arrived."""
+        """Queue `then`, which is called by a `poll` after all of `arriving` are on the host."""
         self._waiting.append((arriving, then))
 
     def poll(self, wait: bool = False) -> None:
-        """Make the calls whose lanes have arrived; with `wait`, wait for devices and make all calls."""
+        """Call the queued functions whose lanes have arrived; with `wait`, wait for devices and call all of them."""
         while self._waiting and (wait or all(each.here() for each in self._waiting[0][0])):
             self._waiting.popleft()[1]()

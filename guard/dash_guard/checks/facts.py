@@ -1,4 +1,4 @@
-"""Sends what a rank runs (versions, settings and variables) once, before its first step."""
+"""Sends what a rank runs (versions, settings and environment variables) once, before its first step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .check import Check, Host
 
 
 class Facts(Check):
-    """Sends facts at the first event, on the training thread, whose GPU is that of the rank."""
+    """A check that sends `environment.facts` once, at the first event on the training thread.
+
+    On this thread, the current GPU is that of the rank.
+    """
 
     name = "facts"
 
@@ -24,11 +27,11 @@ class Facts(Check):
         self._every, self._sent = int(settings.get("every", 1)), False
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Send the facts if they were not sent before."""
         self._send_once()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Send the facts if they were not sent before, for a program that runs no module."""
         self._send_once()
 
     @not_compiled

@@ -1,12 +1,12 @@
-"""The gathered-parameter check: compares what FSDP2 has gathered with the shards that went in.
+"""The gathered-parameter check: compares the parameters that FSDP2 has gathered with the shards they came from.
 
-Lanes are sums, so the lanes of the owners' shards add up to the lanes of the whole parameter. Parameters of a forward
-are hashed after the forward, as close to their use as possible. Parameters that are gathered again for a backward, or
-for a compiled forward, which has no hooks, are hashed when they arrive.
+The lanes (128-bit hash) of a tensor are sums, so the lanes of the owners' shards add up to those of the whole
+parameter. Parameters of a forward are hashed after the forward, as close to their use as possible. Parameters that are
+gathered again for a backward, or for a compiled forward, which has no hooks, are hashed when they arrive.
 
 Of every gathered parameter, each rank hashes the segment of each owner at its position, and its own shard. The digests
-of the shards must be those that all ranks have gathered. The monitor names a rank whose copy differs, or an owner whose
-segment arrived on all ranks with other bits than its shard has now.
+of the shards must equal those of the gathered segments on all ranks. The monitor names a rank whose copy differs, or an
+owner whose segment arrived on all ranks with other bits than its shard has now.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _TOO_MUCH = f"parameters on the CPU beyond {ON_CPU >> 20} MiB"
 
 @dataclass
 class Gathered:
-    """The lanes of all parameters that one group of ranks has gathered in one step.
+    """The summed lanes of all parameters that one group of ranks has gathered in one step.
 
     Attributes:
         owners: the ranks whose shards make up a whole parameter, in the order of the shards.
         lanes: int64 [min(owners, OWNERS) + 1, 2] on the device: the gathered segments, then the own shard.
         tensors: the number of tensors that were hashed.
-        words: the number of 8-byte words that were hashed, so that each tensor has its own keys.
+        words: the number of 8-byte words that were hashed, which is the hash position of the next tensor.
     """
 
     owners: tuple[int, ...]
@@ -62,7 +62,7 @@ class Gathered:
 
 
 class GatheredParameters(Check):
-    """Hashes gathered parameters of FSDP2, in the first forward of a step.
+    """A check that hashes gathered parameters of FSDP2, in the first forward of a step.
 
     Args:
         rank: the rank that this check belongs to.
@@ -86,7 +86,7 @@ class GatheredParameters(Check):
         self._done: set[tuple[int, str]] = set()
 
     def step_began(self, step: int) -> None:
-        """A step begins: forget what the last one has gathered."""
+        """Forget which parameters were gathered in the last step."""
         self._seen.clear()
         self._done.clear()
         self._gathered.clear()
@@ -94,11 +94,11 @@ class GatheredParameters(Check):
         self._queue.poll()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the digests that have arrived."""
+        """Send the digests that have been copied to the host."""
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:
-        """Keep the shards of an FSDP2 module: before its forward, its parameters are shards."""
+        """Keep references to the shards of an FSDP2 module, whose parameters are still sharded before its forward."""
         self._state.module_begins(module)
         if module not in self._watched and self._every > 0 and self.rank.world > 1:
             self._watch(module)
@@ -108,7 +108,7 @@ class GatheredParameters(Check):
                     self._shards.setdefault(key, parameter)
 
     def module_ended(self, module: nn.Module, result: object) -> None:
-        """Hash the gathered parameters of an FSDP2 module: after its forward, they are still there."""
+        """Hash the gathered parameters of an FSDP2 module, which still exist right after its forward."""
         if not isinstance(module, FSDPModule) or module in self._seen or not self._on():
             return
         self._seen.add(module)
@@ -125,7 +125,7 @@ class GatheredParameters(Check):
                     self.rank.coverage.unseen(self.name, why)
 
     def step_done(self, step: int) -> None:
-        """Send the digests of the step as soon as they have arrived."""
+        """Queue the digests of the step; they are sent as soon as they have been copied to the host."""
         if self._failed is not None:
             raise self._failed
         gathered, self._gathered = self._gathered, {}
@@ -136,13 +136,13 @@ class GatheredParameters(Check):
             self._queue.put(arriving, functools.partial(self._arrived, step, named, arriving))
 
     def order(self, message: Message) -> None:
-        """Send the segments of a group in a step."""
+        """Answer the monitor's request for the digests of all segments that a group of ranks gathered in a step."""
         step, group = message.body.get("step"), message.body.get("group")
         kept = self._ring.get(step, group) if isinstance(step, int) else None
         self.send(self.rank.step, of=step, group=group, segments=None if kept is None else kept[2])
 
     def close(self) -> None:
-        """Wait for digests that have not arrived."""
+        """Wait for digests that are still being copied to the host, and send them."""
         self._queue.poll(wait=True)
 
     def _on(self) -> bool:
@@ -214,7 +214,14 @@ class GatheredParameters(Check):
                         )
 
     def gathered(self, module: nn.Module, own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-        """Hash what a module has gathered; never raises, because it runs in a forward or a backward of the program."""
+        """Hash the result of a module's all-gather; never raises, because it runs in the program's forward or backward.
+
+        Args:
+            module: the FSDP2 module.
+            own: this rank's input of the all-gather.
+            whole: the gathered tensor.
+            group: the group of the all-gather.
+        """
         backward = in_backward()
         if module in self._after_forward and not backward:
             return

@@ -1,8 +1,8 @@
 """Hashes the settings of optimizers: learning rates and other hyperparameters of their parameter groups.
 
-All ranks that update parts of the same parameters must have equal settings, even where no two ranks hold the same part,
-and must step after equally many reductions of gradients. Numbers and texts are hashed here. Tensors, such as a learning
-rate on a GPU, are hashed like all other state.
+All ranks that update shards of the same parameters must have equal settings, even where no two ranks hold the same
+shard, and must step after equally many reductions of gradients. Numbers and strings are hashed on the host; tensors,
+such as a learning rate on a GPU, are hashed like all other state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LENGTH = 200  # characters of a text
 
 
 class Hyperparameters:
-    """The settings of all optimizers of a rank.
+    """Hashes the settings of all optimizers of a rank.
 
     Args:
         state: says which ranks must have equal settings.
@@ -48,6 +48,9 @@ class Hyperparameters:
         Args:
             check: the check whose coverage counts settings that cannot be hashed.
             optimizer: the optimizer.
+
+        Returns:
+            The lanes of the settings: one `Hashed` for numbers and strings, and one for the tensors on each device.
         """
         hashed, tensors, digests = Hashed(), list[Entry](), list[bytes]()
         for name, value, ranks in self._settings(check, optimizer):

@@ -1,6 +1,6 @@
-"""Same-rank recompute of the update: some parameters are updated a second time from copies, with the same bits.
+"""Same-rank recompute of the update: some parameters are updated again from copies, and must get the same bits.
 
-Replicas show a wrong update only where there are more than two of them; this check needs no replica. Copies of
+Replicas can show which rank's update is wrong only if there are more than two; this check needs no replica. Copies of
 parameters, gradients and state take memory, so each step copies only what fits into `BYTES`, and parameters take turns.
 """
 
@@ -31,11 +31,11 @@ _ALONE = frozenset({"adam", "adamw", "adamax", "nadam", "radam", "sgd", "rmsprop
 
 
 class Value(NamedTuple):
-    """A digest of a tensor that an update has written.
+    """The digest of a tensor that an update has written.
 
     Attributes:
         name: the name of the parameter.
-        key: the key of its state; "" for the parameter itself.
+        key: the key in the parameter's optimizer state, such as ``exp_avg``; "" for the parameter itself.
         value: 16 hexadecimal digits.
     """
 
@@ -45,7 +45,7 @@ class Value(NamedTuple):
 
 
 class RecomputedUpdate(Check):
-    """Runs the update of some parameters again after an optimizer has stepped.
+    """A check that runs the update of some parameters again after an optimizer has stepped.
 
     Args:
         rank: the rank that this check belongs to.
@@ -63,11 +63,11 @@ class RecomputedUpdate(Check):
         self._copies: dict[int, Copies] = {}
 
     def step_began(self, step: int) -> None:
-        """Drop the copies of a step that was skipped."""
+        """Drop copies that were left because an update was skipped."""
         self._copies.clear()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy the parameters, gradients and state that the update depends on."""
+        """Copy some parameters with their gradients and optimizer state, in the steps that are chosen."""
         key = id(optimizer)
         if not chosen(self._seed, self.rank.step, self._share) or key in self._off or in_backward():
             return
@@ -90,7 +90,7 @@ class RecomputedUpdate(Check):
             self.rank.coverage.unseen(self.name, f"updates beyond {BYTES >> 20} MiB of a step", len(named) - len(part))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the update again, and compare both results."""
+        """Run the update again on the copies, and compare with what the optimizer has written."""
         copies = self._copies.pop(id(optimizer), None)
         if copies is None:
             return
@@ -115,7 +115,7 @@ class RecomputedUpdate(Check):
         )
 
     def close(self) -> None:
-        """Drop all copies."""
+        """Drop all copies of parameters, gradients and state."""
         self._copies.clear()
 
     def _end(self, optimizer: torch.optim.Optimizer, why: str) -> None:
@@ -141,11 +141,11 @@ class Copies:
         ]
 
     def now(self) -> list[Value]:
-        """Digests of what the optimizer has written."""
+        """Digests of the parameters and optimizer state that the optimizer itself has written."""
         return list(self._values(self._parameters, self._optimizer.state))
 
     def updated(self) -> list[Value]:
-        """Digests of what the same optimizer class writes into copies, with the same settings and without hooks."""
+        """Digests of what the optimizer's step, run again without hooks, writes into copies of parameters and state."""
         again = copy.copy(self._optimizer)
         for name in vars(again).copy():
             if name.startswith("_optimizer_") and isinstance(getattr(again, name), OrderedDict):

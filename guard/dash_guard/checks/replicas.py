@@ -1,9 +1,11 @@
-"""Compares what several ranks must hold with equal bits: reduced gradients, parameters, optimizer state, buffers that
-are broadcast, and optimizer settings, which ranks share even where they divide everything else.
+"""Compares what several ranks must hold with equal bits, by digests.
 
-Each step sends one root per stage and class of ranks, for the last four steps at most, in less than 1 KB. The monitor
-asks for the digests below a root if roots differ. The monitor learns classes that a program does not declare from short
-digests of the undeclared tensors in the first steps.
+This is reduced gradients, parameters, optimizer state, buffers that are broadcast, and optimizer settings, which ranks
+share even where they divide everything else.
+
+Each step sends one root digest per stage (kind of tensor) and class of ranks (the ranks that must be equal), for the
+last four steps at most, in less than 1 KB. The monitor asks for the digests below a root if roots differ. The monitor
+learns classes that a program does not declare from short digests of the undeclared tensors in the first steps.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _PAGE = 200  # names of a message
 
 
 class Replicas(Check):
-    """Hashes what several ranks hold, and sends roots.
+    """A check that hashes the tensors that several ranks hold, and sends root digests.
 
     Args:
         rank: the rank that this check belongs to.
@@ -88,7 +90,7 @@ class Replicas(Check):
         self._broadcast = module if broadcast_buffers(module)[0] is not None else None
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash the gradients, which are reduced now."""
+        """Hash the gradients, which have been reduced by now."""
         self._queue.poll()
         self._state.before_optimizer(optimizer)
         if self._on():
@@ -96,12 +98,12 @@ class Replicas(Check):
             self._keep(self._state.hash(self.name, wanted))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash the new parameters and state, and the settings that made them."""
+        """Hash the new parameters, the optimizer state, and the optimizer's settings."""
         if self._on():
             self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
-        """Send the roots of the step as soon as they have arrived."""
+        """Queue the root digests of the step; they are sent as soon as the lanes have been copied to the host."""
         parts, self._parts = self._parts, []
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]
@@ -111,7 +113,7 @@ class Replicas(Check):
         self._queue.poll()
 
     def order(self, message: Message) -> None:
-        """Send what is below a root, or take over classes that the monitor has learned."""
+        """Answer the monitor's request for the digests below a root, or take over classes of ranks it has learned."""
         body = message.body
         if "classes" in body:
             self._learn(str(body.get("stage")), body["classes"])
@@ -122,12 +124,12 @@ class Replicas(Check):
         self.send(self.rank.step, of=step, stage=stage, path=path, below=below, **{"class": of})
 
     def close(self) -> None:
-        """Send the rest of a step that `Stop` has ended, and wait for digests that have not arrived."""
+        """Send the digests of a step that `Stop` has cut short, and wait until all digests have been sent."""
         self.step_done(self.rank.step)
         self._queue.poll(wait=True)
 
     def taken(self) -> list[Hashed]:
-        """What was hashed since the last call."""
+        """The tensors hashed since the last call, with their lanes; clears the list."""
         kept, self.kept = self.kept or [], []
         return kept
 

@@ -1,8 +1,8 @@
-"""Same-rank recompute: forwards and backwards of a step run a second time on the same rank, with the same bits.
+"""Same-rank recompute: forwards and backwards of a step run again on the same rank, and must give the same bits.
 
-The check finds faults that strike once: in results of modules, in their gradients and in local gradients. Only a
-cross-rank recompute finds a defect that repeats. What lies between the result of a module and its gradient, such as a
-loss that the program computes itself, is not run again.
+The check finds transient faults: in results of modules, in their gradients and in local gradients. A repeating defect
+is found only by a cross-rank recompute. What lies between the result of a module and its gradient, such as a loss that
+the program computes itself, is not run again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Call:
 
 
 class SameRankRecompute(Check):
-    """Runs a share of all steps again, before their first optimizer steps.
+    """A check that runs forwards and backwards of some steps again, before the first optimizer of the step.
 
     Args:
         rank: the rank that this check belongs to.
@@ -68,13 +68,13 @@ class SameRankRecompute(Check):
         self._off = ""
 
     def step_began(self, step: int) -> None:
-        """Decide whether this step is run again."""
+        """Decide by seed and step number whether this step is run again."""
         self._drop()
         self._chosen = not self._off and chosen(self._seed, step, self._share)
 
     @not_compiled
     def module_begins(self, module: nn.Module) -> None:
-        """Keep the inputs and the state of a call of an outermost module, and hash what it computes."""
+        """Keep the inputs and the state of an outermost module's call, and hash what the modules inside it compute."""
         outermost = self._depth == 0
         self._depth += 1
         if in_backward():
@@ -97,7 +97,7 @@ class SameRankRecompute(Check):
         self._calls.append(call)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Hash the result of a module in a call that will run again."""
         self._depth = max(0, self._depth - 1)
         if self._open() and self._calls[-1].batch is None and not in_backward():
             self._calls[-1].execution.module_ended(module, result)
@@ -125,7 +125,7 @@ class SameRankRecompute(Check):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Run the calls of this step again: gradients are complete now."""
+        """Run the module calls of this step again and compare their digests, now that gradients are complete."""
         step = self.rank.step
         if not self._chosen or self._held == step:
             return
@@ -184,11 +184,11 @@ class SameRankRecompute(Check):
         return execution.end(), failed or execution.failed or call.execution.failed
 
     def order(self, message: Message) -> None:
-        """The monitor switches the check off."""
+        """Switch the check off, with the reason that the monitor sends."""
         self._off = str(message.body.get("off", ""))[:200]
 
     def close(self) -> None:
-        """Remove hooks."""
+        """Remove the hooks on modules and tensors."""
         self._drop()
         for _, handle in self._handles.values():
             handle.remove()
@@ -204,14 +204,16 @@ class SameRankRecompute(Check):
 
 
 def chosen(seed: int, step: int, share: int) -> bool:
-    """Whether a step is among `share` of 100 steps; the same on all ranks."""
+    """Whether a step is chosen, pseudorandomly, for about `share` of 100 steps; the same on all ranks."""
     content = f"{seed} {step}".encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % _OUT_OF < share
 
 
 def differs(once: list[Digest], again: list[Digest]) -> dict[str, Any]:
-    """The first digest of a run that differs in its repetition: place, phase, tensor and both digests; {} if all are
-    equal.
+    """The first digest of a run that differs in the second run.
+
+    Returns:
+        A dictionary with place (index), phase, tensor, once and again (both digests); {} if all digests are equal.
     """
     for place, digest in enumerate(once):
         other = _value(again, place, digest)

@@ -1,4 +1,4 @@
-"""The state of training in one rank: parameters, optimizer state and buffers, hashed once for all checks."""
+"""The training state of one rank: parameters, optimizer state and buffers, hashed once for all checks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ ON_CPU = 64 << 20
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A tensor of the training state.
+    """A tensor of the training state, or an optimizer setting.
 
     Attributes:
-        stage: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT` or `phases.BUFFER`.
+        stage: the kind of the tensor: `phases.PARAMETER`, `phases.OPTIMIZER_STATE`, `phases.GRADIENT`, `phases.BUFFER`,
+            or `SETTING`.
         name: its name along the module path.
         tensor: returns the tensor, or None if it was freed.
         ranks: the ranks that must have the same bits; () if none are declared.
@@ -51,10 +52,10 @@ class Entry:
 
 @dataclass
 class Hashed:
-    """The lanes of some entries on one device.
+    """The lanes (128-bit hashes) of some tensors on one device.
 
     Attributes:
-        entries: the entries, in the order of the lanes.
+        entries: the tensors, in the order of the lanes.
         descriptions: dtype and shape of each tensor.
         marks: version and address of each tensor when it was hashed; a write by PyTorch changes the version.
         lanes: int64 [entries, 2] on the device.
@@ -71,7 +72,7 @@ def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
 
     Args:
         plain: the part of the tensor on this rank (`local`).
-        whole: the tensor, whose version alone counts what is written through a DTensor.
+        whole: the tensor, possibly a DTensor, whose own version counts the writes made through it.
 
     Returns:
         Version and address.
@@ -81,14 +82,14 @@ def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
 
 
 class State:
-    """The state that all checks of bits of a rank share; use `of` to get it.
+    """Finds and hashes the training state of a rank for all of its checks; use `of` to get the shared instance.
 
     Args:
         rank: the rank whose state it is.
 
     Attributes:
         names: the names of modules and parameters.
-        classes: the classes of ranks.
+        classes: the ranks that must hold each tensor with equal bits.
         reductions: the number of gradient reductions in this step, by the ranks of a DDP model or of the mesh of an
             FSDP2 module.
     """
@@ -105,21 +106,21 @@ class State:
 
     @property
     def rank(self) -> Host:
-        """The rank whose state it is."""
+        """The rank whose state this is."""
         rank = self._rank()
         assert rank is not None
         return rank
 
     @classmethod
     def of(cls, rank: Host) -> State:
-        """The state that all checks of a rank share."""
+        """The instance that all checks of a rank share; creates it at first."""
         found = _states.get(rank)
         if found is None:
             found = _states[rank] = cls(rank)
         return found
 
     def module_begins(self, module: nn.Module) -> None:
-        """Register a module that begins; an outermost module becomes a root of names."""
+        """Register a module whose forward begins; an outermost module becomes a root of the names of tensors."""
         self.classes.begins(module)
         if module in self._known:
             return
@@ -132,8 +133,9 @@ class State:
         self._known.add(module)
 
     def counts(self, module: nn.Module) -> Callable[[], None]:
-        """A function that counts one reduction of a model's gradients; it works after the check that asked for it has
-        ended.
+        """Returns a function that counts one reduction of a model's gradients in `reductions`.
+
+        The function does not refer to a check, so it may be called after checks have ended.
         """
         if isinstance(module, DistributedDataParallel):
             ranks = tuple(dist.get_process_group_ranks(module.process_group))
@@ -142,7 +144,7 @@ class State:
         return functools.partial(self.reductions.update, (ranks,))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step; models whose gradients were not reduced lose their replicas."""
+        """Called before an optimizer steps: models whose gradients were not reduced no longer count as replicas."""
         if self.classes.part(optimizer):
             self._entries.clear()
             self.rank.coverage.unseen(
@@ -150,7 +152,7 @@ class State:
             )
 
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """The parameters and the state of an optimizer; the same entries as before if the tensors are the same."""
+        """An `Entry` for each parameter and state tensor of an optimizer; the same objects as before if none is new."""
         self.classes.resolve()
         tensors = [
             tensor
@@ -172,7 +174,7 @@ class State:
         return found
 
     def holders(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
-        """The ranks that update the same parameters, or parts of them, for each parameter group of an optimizer.
+        """For each parameter group of an optimizer, the ranks that update the same parameters or shards of them.
 
         Call this after `after`.
         """
@@ -184,7 +186,7 @@ class State:
         return known[1]
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
-        """The gradients of an optimizer's parameters that have one."""
+        """An `Entry` for the gradient of each of an optimizer's parameters that has one."""
         self.classes.resolve()
         return [
             Entry(phases.GRADIENT, name, weakref.ref(gradient), self.classes.of(parameter, gradient))
@@ -193,7 +195,7 @@ class State:
         ]
 
     def buffers(self, of: nn.Module | None = None) -> list[Entry]:
-        """The buffers of a module, or of all models that have run."""
+        """An `Entry` for each buffer of a module, or of all models that have run if `of` is None."""
         return [
             Entry(phases.BUFFER, self.names.of_buffer(module, name), weakref.ref(buffer), ())
             for root in ([of] if of is not None else self._roots)
@@ -202,7 +204,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """The parameters of all models that have run that no given optimizer updates."""
+        """An `Entry` for each parameter of a model that has run that is updated by none of the given optimizers."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
@@ -212,21 +214,21 @@ class State:
         ]
 
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """The hashes of parameters and state of an optimizer that has just stepped; hashed once for all checks."""
+        """The lanes of the parameters and state of an optimizer that has just stepped; computed once for all checks."""
         key = self.rank.step, id(optimizer)
         if self._after is None or self._after[:2] != key:
             self._after = (*key, self.hash("at_rest", self.optimizer_entries(optimizer)))
         return self._after[2]
 
     def hash(self, check: str, entries: Sequence[Entry]) -> list[Hashed]:
-        """Hash entries; coverage records which of them cannot be hashed.
+        """Hash the tensors of entries; the coverage counts those that cannot be hashed, with the reason.
 
         Args:
             check: the check whose coverage counts them.
             entries: the entries.
 
         Returns:
-            The lanes of the entries, one `Hashed` for each device.
+            The lanes of the tensors, one `Hashed` for each device.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self.rank.coverage.unseen(check, "tensors that are captured into a CUDA graph")
@@ -272,8 +274,10 @@ _states: weakref.WeakKeyDictionary[Host, State] = weakref.WeakKeyDictionary()
 
 
 def known_lanes(device: torch.device) -> Tensor:
-    """The lanes of tensors whose lanes must be `KNOWN`, int64 [5, 2] on the device, by the code that hashes all
-    state.
+    """Hashes five test tensors with the code that hashes all state; the lanes must be `KNOWN`.
+
+    Returns:
+        int64 [5, 2] on the device.
     """
     return lanes_of(_known_tensors(device))
 
@@ -286,7 +290,12 @@ def _known_tensors(device: torch.device) -> list[Tensor]:
 
 
 def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> Tensor:
-    """The lanes of tensors on one device, int64 [tensors, 2] on that device."""
+    """The lanes (128-bit hashes) of tensors on one device, int64 [tensors, 2] on that device.
+
+    Args:
+        tensors: the tensors.
+        firsts: the hash position of each tensor in 8-byte words; by default 0.
+    """
     with torch.inference_mode(False), torch.no_grad():
         lanes = torch.zeros(len(tensors), LANES, dtype=torch.int64, device=tensors[0].device)
         add_lanes(tensors, lanes, range(len(tensors)), firsts)

@@ -30,15 +30,14 @@ _STAGES = (phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
 
 
 class Stop(Check):
-    """Makes ranks agree before every update whether training ends; runs after all other checks, and waits for the
-    device.
+    """A check by which ranks agree before every update whether training ends; it runs last, and waits for the device.
 
     Without a group of all ranks it is off (`process.rank.Rank`): a rank that stopped alone would make the others wait.
 
     Args:
         rank: the rank that this check belongs to.
-        replicas: has the hashes of what ranks must hold with equal bits; None: only findings of the monitor end
-            training.
+        replicas: the check with the hashes of what ranks must hold with equal bits; None: only findings of the monitor
+            end training.
     """
 
     name = "stop"
@@ -53,12 +52,11 @@ class Stop(Check):
             replicas.kept = []
 
     def order(self, message: Message) -> None:
-        """The monitor has confirmed a fault."""
+        """Note that the monitor has confirmed a fault; the next update raises an error."""
         self._confirmed = str(message.body.get("sentence", "the guard has confirmed a fault"))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise an error on all ranks if any rank has a reason to; a program that continues after it is not stopped
-        again.
+        """Raise an error on all ranks if any rank has a reason to; this happens once in a program that catches it.
 
         Raises:
             FaultConfirmedError: the monitor has confirmed a fault, or ranks that must hold equal bits do not.

@@ -1,4 +1,4 @@
-"""Measures when the steps of a rank begin and end, by its own clock."""
+"""Measures when the steps of a rank begin and end, by the rank's own clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .check import Check, Host
 
 
 class Times(Check):
-    """Records the end of the last backward before the first optimizer of each step.
+    """A check that records, for each step, when the last backward before the first optimizer ended.
 
     Gradients have been reduced by then, so all ranks are there at the same time. This is the common zero of their
     clocks, which are not compared otherwise. What a rank does from there on, such as clipping gradients, counts as its
@@ -37,15 +37,15 @@ class Times(Check):
         self._backwards = Backwards(self._backward_ended, self._failed)
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Follow the begin of a module's forward, to learn when backwards end."""
         self._backwards.module_begins()
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Follow the end of a module's forward, to learn when backwards end."""
         self._backwards.module_ended(result)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Record the time at which the step's last backward ended, before the step's first optimizer."""
         step = self.rank.step
         if step != self._marked:
             self._marked = step
@@ -62,15 +62,15 @@ class Times(Check):
         self.rank.coverage.unseen("slow", f"from the end of backwards on: {described(error)}")
 
     def median(self) -> float:
-        """The median duration of the last steps in seconds; 0.0 before the first one has ended."""
+        """The median duration of the last 32 steps in seconds; 0.0 before the first one has ended."""
         return round(statistics.median(tuple(self._durations) or (0.0,)), 4)
 
     def last(self) -> int:
-        """The time of the last mark in nanoseconds since the epoch; 0 if there is none."""
+        """When the last step's backward ended, in nanoseconds since the epoch; 0 if none has."""
         return self._marks[-1][1] if self._marks else 0
 
     def take(self) -> list[tuple[int, int, int]]:
-        """The steps that have ended since the last call: step, begin and end in nanoseconds."""
+        """The steps that have ended since the last call, as (step, begin, end), in nanoseconds since the epoch."""
         marks = list(self._marks)
         new = [
             (step, begin, end)

@@ -19,6 +19,6 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv`, by default the program's own; the exit status is that of the subcommand."""
+    """Run the command line `argv`, by default that of this process; returns the exit status of the subcommand."""
     description = "Finds the rank of a training run that computes wrongly, hangs, has died or lags; compares runs."
     return command.run("dash-guard", description, f"dash_guard {__version__}", __name__, COMMANDS, argv)

@@ -1,4 +1,4 @@
-"""``dash-guard compare runs/a runs/b``: the first step, rank and tensor in which two recorded runs differ."""
+"""``dash-guard compare runs/a runs/b``: finds the first step, rank and tensor in which two recorded runs differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(result: Comparison, arguments: argparse.Namespace) -> int:
-    """Print a comparison, write its page, and return its exit status.
+    """Print a comparison, write its HTML page if one was asked for, and return its exit status.
 
     Raises:
         DashError: the page or the output cannot be written.

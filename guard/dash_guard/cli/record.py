@@ -1,4 +1,4 @@
-"""``dash-guard record --folder runs/a -- torchrun ... train.py``: fingerprints of what every process of it computes."""
+"""``dash-guard record --folder runs/a -- torchrun ... train.py``: records fingerprints of what processes compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dash-guard report runs/a``: shows what a guard has found and checked."""
+"""``dash-guard report runs/a``: shows what a guard has found and checked in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dash-guard verify script.py ...``: a script run twice in fresh processes, and the runs compared."""
+"""``dash-guard verify script.py ...``: runs a script twice in fresh processes, and compares the runs."""
 
 from __future__ import annotations
 

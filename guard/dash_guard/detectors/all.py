@@ -1,4 +1,4 @@
-"""The detectors of a monitor, in the order in which they run."""
+"""The list of a monitor's detectors, in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Finds ranks whose state at rest has changed: a change on one rank accuses it; a change on all ranks comes from the
-program.
+"""Finds ranks whose state changed between two uses, while nothing should write it.
+
+A change on one rank accuses that rank; a change on most ranks comes from the program.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Report:
 
 
 class AtRest(Detector):
-    """Takes reports about state that has changed."""
+    """A detector that evaluates the reports of `checks.at_rest` about state that has changed."""
 
     kinds = frozenset({"at_rest"})
 
@@ -65,7 +66,7 @@ class AtRest(Detector):
         self._reported: dict[Any, int] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Take the result of a comparison."""
+        """Take a rank's report about tensors that changed or were written, or about a failed test of the hash."""
         body, when = message.body, str(message.body.get("when"))
         if when == "hash":
             self._hashes.append((message.rank, message.step))
@@ -84,11 +85,11 @@ class AtRest(Detector):
                 report.tensors = max(report.tensors, total if type(total) is int else 0)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about the steps whose reports have arrived from all ranks, or are late."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more reports will arrive."""
         return self._detect(now, last=True)
 
     def _detect(self, now: float, last: bool) -> list[Finding]:

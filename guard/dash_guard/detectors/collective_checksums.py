@@ -37,7 +37,7 @@ class _Step:
 
 
 class CollectiveChecksums(Detector):
-    """Compares the results of reductions."""
+    """A detector that compares the digests of reductions that ranks have sent."""
 
     kinds = frozenset({"collective_checksums"})
 
@@ -49,7 +49,7 @@ class CollectiveChecksums(Detector):
         self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
-        """Take the digests of the results of a rank."""
+        """Take a rank's digests of the results of its reductions."""
         checksums = None if self._parted else message.body.get("checksums")
         for where, steps in checksums.items() if isinstance(checksums, dict) else ():
             if not isinstance(steps, dict) or message.rank not in self._of(where)[1]:
@@ -62,18 +62,18 @@ class CollectiveChecksums(Detector):
                     self._steps.setdefault(key, _Step(now)).reported[message.rank] = reported[0], reported[1]
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Stop comparing if ranks have begun to count steps differently."""
+        """Stop comparing if a finding says that ranks no longer count the same steps."""
         if parts(finding) and not self._parted:
             self._parted = True
             self._steps.clear()
             self.job.coverage.unseen("collective_checksums", PARTED)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about the steps whose digests have arrived from all ranks of a group, or are late."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more digests will arrive."""
         return self._detect(now, last=True)
 
     def _of(self, where: str) -> tuple[tuple[int, ...], frozenset[int]]:

@@ -1,5 +1,4 @@
-"""Finds ranks that compute a micro-batch differently from the others, and whether the machine or the program is the
-cause.
+"""Finds ranks that compute a micro-batch differently from the others, and the cause: the machine or the program.
 
 | second result of the accused ranks | meaning |
 |---|---|
@@ -41,7 +40,7 @@ MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it 
 
 
 class CrossRankRecomputeDetector(Detector):
-    """Evaluates each cross-rank recompute when all ranks have reported it."""
+    """A detector that evaluates each cross-rank recompute when all ranks have reported their digests."""
 
     kinds = frozenset({"cross_rank_recompute"})
 
@@ -57,13 +56,13 @@ class CrossRankRecomputeDetector(Detector):
         self._waiting: list[tuple[float, Finding]] = []  # for other findings about ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
-        """Take the report of a rank about a cross-rank recompute."""
+        """Take a rank's report about a cross-rank recompute."""
         if not self._off and message.step not in self._evaluated and _sound(message.body):
             self._reported.setdefault(message.step, {})[message.rank] = message.body
             self._since.setdefault(message.step, now)
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Note ranks whose state differs: from then on, they compute with other parameters than the others."""
+        """Note the ranks that a finding accuses of a differing state: their recomputes differ because of it."""
         if finding.kind in ("bits", "at_rest") and finding.severity != "note":
             self._apart.update(finding.ranks)
 
@@ -77,7 +76,10 @@ class CrossRankRecomputeDetector(Detector):
         return self._detect(done, now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return findings about all recomputes; possible effects wait for the next `detect`, after other detectors."""
+        """Return findings about all recomputes, except those that may be effects of other faults.
+
+        These wait for the next `detect`, when other detectors have returned their last findings.
+        """
         self._finished = True
         return self._detect(list(self._reported), now, wait=True)
 
@@ -128,12 +130,12 @@ class CrossRankRecomputeDetector(Detector):
 
 
 def may_be_effect(finding: Finding) -> bool:
-    """Whether ranks may differ in a recompute because their state differs, which other detectors must find."""
+    """Whether ranks may differ in a recompute only because their state differs, a fault for other detectors to find."""
     return _given(finding) in ("different", "unknown")
 
 
 def is_effect(finding: Finding) -> bool:
-    """Whether ranks differ in a recompute because their state or the program differs: their inputs differed."""
+    """Whether ranks differ in a recompute because their state or the program differs: operators had other inputs."""
     return _given(finding) == "different"
 
 
@@ -147,7 +149,7 @@ def _given(finding: Finding) -> Asked | None:
 
 
 def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> Finding | None:
-    """The finding of one cross-rank recompute; None if all ranks have reported equal digests.
+    """The finding of one cross-rank recompute; None if ranks with the same work have reported equal digests.
 
     Args:
         step: the step.

@@ -1,4 +1,4 @@
-"""Finds ranks that read the same data although each has its own part."""
+"""Finds data-parallel ranks that read the same data, although each should read its own part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 64
 
 
 class SameData(Detector):
-    """Compares the digests of the inputs of all ranks.
+    """A detector that compares the digests of the inputs of all ranks.
 
     Ranks of a tensor- or context-parallel group share their inputs. So equal inputs are a finding only where the model
     says which ranks are data-parallel (DDP), or where some ranks share inputs and others do not. Inputs that do not
@@ -35,7 +35,7 @@ class SameData(Detector):
         self._reported: set[tuple[tuple[int, ...], bool]] = set()
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message."""
+        """Take a rank's digest of its inputs, or the notice that a rank has joined."""
         if message.kind == "joined":
             self._runs.clear()
             self._first.clear()
@@ -47,7 +47,7 @@ class SameData(Detector):
             self._drop(min(self._steps))
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about ranks that have read the same data in the last `STEPS` steps."""
         found: list[Finding] = []
         for step in sorted(self._steps):
             if len(self._steps[step]) >= max(2, self.job.world) or now - self._since[step] > _PATIENCE:
@@ -56,7 +56,7 @@ class SameData(Detector):
         return found
 
     def finish(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the last findings, without waiting for ranks whose digests are missing."""
         return self.detect(now + _PATIENCE + 1)
 
     def _drop(self, step: int) -> None:

@@ -1,5 +1,6 @@
-"""The base class of all detectors. A detector turns messages into findings, without side effects: the time is an
-argument.
+"""The base class of all detectors.
+
+A detector turns messages into findings, without side effects: the time is an argument.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ..transport.messages import Message
 
 @dataclass
 class Job:
-    """What is known about the training run.
+    """What the monitor knows about the training run.
 
     Attributes:
         world: the number of ranks.
-        hosts, gpus: names by rank, for ranks that have reported them.
-        orders: requests of detectors to ranks, (ranks, message), until the monitor has sent them.
-        coverage: of all ranks, with what detectors could not compare.
+        hosts, gpus: the names of hosts and GPUs by rank, for ranks that have reported them.
+        orders: requests from detectors to ranks, (ranks, message), until the monitor has sent them.
+        coverage: the coverage of all ranks, with what detectors could not compare.
     """
 
     world: int
@@ -31,10 +32,10 @@ class Job:
 
 
 class Detector:
-    """A detector of the monitor.
+    """The base class of a detector of the monitor.
 
     Attributes:
-        kinds: the kinds of messages that it takes.
+        kinds: the kinds of messages that the monitor passes to it.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -51,12 +52,16 @@ class Detector:
         """
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Observe a finding of any detector, including its own."""
+        """Receive a finding of any detector, including its own."""
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the findings that are new since the last call.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         return []
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return the last findings at the end of the run; no more messages will arrive."""
         return self.detect(now)

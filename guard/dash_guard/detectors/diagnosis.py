@@ -57,10 +57,10 @@ _WINDOW = 100
 
 
 class Diagnosis(Detector):
-    """Combines the findings of all other detectors; runs last.
+    """A detector that combines the findings of all other detectors; it runs last.
 
     Args:
-        job: gets requests to ranks.
+        job: the job, whose `orders` get requests to ranks.
         raises: whether a confirmed fault of a machine or the network is sent to all ranks, see `checks.stop`.
     """
 
@@ -77,7 +77,7 @@ class Diagnosis(Detector):
         self._equal: set[int] = set()  # ranks that reported a requested cross-rank recompute without a difference
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Add a finding to the facts about its ranks."""
+        """Add a finding to the facts about its ranks, and confirm a fault if it is independent of an earlier one."""
         if finding.severity == "confirmed":
             self._confirmed.update((rank, finding.kind in _OF_BITS) for rank in finding.ranks)
             self._stop(finding)
@@ -94,7 +94,7 @@ class Diagnosis(Detector):
             self._order(finding)
 
     def take(self, message: Message, now: float) -> None:
-        """Take a report about a requested recompute: if all ranks are equal, the fault did not repeat."""
+        """Take a rank's report about a requested recompute: if all ranks are equal, the fault did not repeat."""
         if message.body.get("purpose") != "ordered" or not self._open:
             return
         if "first" in message.body:
@@ -120,7 +120,7 @@ class Diagnosis(Detector):
             self._equal.clear()
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the confirmed faults, and notes on faults that did not repeat, that are new since the last call."""
         new, self._new = self._new, []
         return new
 
@@ -178,7 +178,7 @@ class Diagnosis(Detector):
 
 
 def independent(a: Finding, b: Finding) -> bool:
-    """Whether two facts of different kinds are independent, see Note [Independent facts]."""
+    """Whether two findings of different kinds are independent facts, see Note [Independent facts]."""
     if {a.kind, b.kind} == {"dead", "stopped"}:
         return False
     if SETTING in (a.stage, b.stage):

@@ -1,4 +1,4 @@
-"""Finds ranks that run something else than the others: other versions, settings, variables or kernels."""
+"""Finds ranks that run something else than the others: other versions, settings, environment variables or kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _SHOWN = 16
 
 
 class Foreign(Detector):
-    """Compares the facts of all ranks once, and their numerics keys whenever these have not changed for a while."""
+    """A detector that compares the facts (versions, settings, environment) and the numerics keys of all ranks.
+
+    Facts are compared once, and numerics keys whenever they have not changed for a while.
+    """
 
     kinds = frozenset({"facts", "keys", "times", "joined"})
 
@@ -41,7 +44,7 @@ class Foreign(Detector):
         self._keys_since: float | None = None
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message."""
+        """Take a rank's facts, its numerics keys, the shape of its collectives, or the notice that it has joined."""
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
         elif message.kind == "facts":
@@ -58,7 +61,7 @@ class Foreign(Detector):
             self._keys_since = now if self._keys else None
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about ranks that differ, once all facts have arrived or the rest is late."""
         found: list[Finding] = []
         if self._since is not None and (len(self._facts) >= self.job.world or now - self._since > _PATIENCE):
             self._since = None
@@ -75,7 +78,7 @@ class Foreign(Detector):
         return found
 
     def finish(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the last findings, without waiting for ranks whose facts are missing."""
         return self.detect(now + _PATIENCE + 1)
 
     def _count(self, facts: Mapping[str, str], times: int) -> None:

@@ -1,6 +1,6 @@
-"""Finds ranks whose copy of gathered parameters differs from what the owners hold.
+"""Finds ranks whose copy of gathered parameters differs from the shards that the owners hold.
 
-No vote is needed, because the shards of all owners are known: a copy is right if it is the sum of the shards.
+No vote is needed, because the digests of all owners' shards are known: a copy is right if its digest is their sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Step:
 
 
 class GatheredParameters(Detector):
-    """Compares what ranks have gathered with the shards of the owners."""
+    """A detector that compares the digests of gathered FSDP2 parameters with those of the owners' shards."""
 
     kinds = frozenset({"gathered_parameters"})
 
@@ -61,7 +61,7 @@ class GatheredParameters(Detector):
         self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
-        """Take what a rank has gathered."""
+        """Take a rank's digests of what it has gathered, or of the segments that it was asked for."""
         body = message.body
         if self._parted:
             return
@@ -84,18 +84,18 @@ class GatheredParameters(Detector):
                     self._steps.setdefault(key, _Step(now)).reported[message.rank] = reported[0], reported[1]
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Stop comparing if ranks have begun to count steps differently."""
+        """Stop comparing if a finding says that ranks no longer count the same steps."""
         if parts(finding) and not self._parted:
             self._parted = True
             self._steps.clear()
             self.job.coverage.unseen("gathered_parameters", PARTED)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about steps in which copies differ, once the ranks concerned have sent details."""
         return self._detect(now, last=False)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; no more messages will arrive."""
+        """Return findings about all remaining steps; no more digests will arrive."""
         return self._detect(now, last=True)
 
     def _detect(self, now: float, last: bool) -> list[Finding]:

@@ -1,5 +1,6 @@
-"""Learns which ranks hold equal bits where the program declares nothing: those that did so in three steps in which the
-value changed.
+"""Learns which ranks hold a tensor with equal bits where the program does not declare it.
+
+These are the ranks whose digests were equal while the value changed in three steps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ Key = tuple[str, str]  # stage and name
 
 
 class Learned(Detector):
-    """Learns classes of ranks from short digests, and sends each class to its ranks."""
+    """Infers from short digests of tensors which ranks are replicas, and tells each set of replicas to its ranks.
+
+    Ranks count as replicas of a tensor if their digests stayed equal while the value changed in three steps. The
+    detector itself returns no findings.
+    """
 
     kinds = frozenset({"bits"})
 
@@ -38,7 +43,7 @@ class Learned(Detector):
         self._classes: dict[Key, None] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Take the values of a page of names."""
+        """Take a rank's short digests of a page of tensors, with the names if the page is new."""
         stage, first, values = (message.body.get(key) for key in ("stage", "first", "values"))
         if stage not in STAGES or type(first) is not int or not isinstance(values, str):
             return
@@ -58,7 +63,7 @@ class Learned(Detector):
                 del steps[min(steps)]
 
     def detect(self, now: float) -> list[Finding]:
-        """Send classes that are certain enough to their ranks; returns no findings."""
+        """Send the sets of replicas that are certain enough to their ranks; returns an empty list of findings."""
         learned: dict[tuple[str, str], list[str]] = {}
         for (stage, name), ranks in list(self._certain()):
             if len(of := LEARNED + spelled(ranks)) <= LENGTH:

@@ -1,8 +1,8 @@
-"""Finds ranks that hang, have died, are stopped or run another program, from heartbeats, shutdown notices and process
-states.
+"""Finds ranks that hang, have died, are stopped or run another program.
 
-A rank that waits in a collective is innocent. So the detector follows the waiting ranks, from group to group, to the
-ranks that they wait for, until it arrives at ranks that wait for nobody.
+It uses heartbeats, shutdown notices and the states of processes. A rank that waits in a collective is innocent. So the
+detector follows the waiting ranks, from group to group, to the ranks that they wait for, until it arrives at ranks that
+wait for nobody.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Edges = dict[int, dict[Place, tuple[int, ...]]]
 
 
 class Liveness(Detector):
-    """Reports one finding for each cause, and none for its effects."""
+    """A detector that reports one finding for each cause (hanging, dead or stopped ranks), and none for its effects."""
 
     kinds = KINDS
 
@@ -58,7 +58,7 @@ class Liveness(Detector):
         self._looked = 0.0
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message."""
+        """Take a heartbeat, a notice of joining or leaving, the members of a group, or the state of a process."""
         if message.kind == "joined":
             self._lost.discard(message.rank)
             if not self._roster.states.get(message.rank, State(0)).there():  # a restart: all begin anew
@@ -66,17 +66,17 @@ class Liveness(Detector):
         self._roster.take(message, now)
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about deaths, stopped processes and hangs."""
         if self._roster.ending:
             return []
         return [*self._deaths(now), *self._stops(now), *self._hangs(now)]
 
     def states(self) -> list[State]:
-        """The states of all ranks that have neither left nor ended."""
+        """The states of all ranks that have not left and whose processes have not ended."""
         return [state for state in self._roster.states.values() if state.there()]
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings: deaths that were seen at the end."""
+        """Return findings about ranks that have died at the end of the run."""
         return [] if self._roster.ending else self._deaths(now + _TOGETHER)
 
     def _deaths(self, now: float) -> list[Finding]:

@@ -1,7 +1,6 @@
-"""Keeps which classes of ranks have agreed on optimizer settings: only those that agreed from the beginning must go on
-to agree.
+"""Remembers which classes of ranks have agreed on optimizer settings: only those must keep agreeing.
 
-Programs may give each rank its own settings for parameters that all ranks hold parts of. So a class of ranks is
+Programs may give each rank its own settings for parameters that all ranks hold shards of. So a class of ranks is
 compared if it was equal in the first steps in which it had these settings, and never if it was not.
 """
 
@@ -26,17 +25,17 @@ Promise = Literal["kept", "broken", "none", "never"]
 
 
 class Promises:
-    """Keeps what each class of ranks has shown, for each set of settings that it had."""
+    """Remembers for each class of ranks, and each set of settings that it had, whether its ranks have agreed."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, str], int] = {}
 
     def see(self, of: str, roots: Collection[str], everyone: bool) -> Promise:
-        """Evaluate the roots of a step.
+        """Evaluate the root digests of the optimizer settings of a class of ranks in a step.
 
         Args:
-            of: the class.
-            roots: the roots of its ranks.
+            of: the name of the class.
+            roots: the root digests of its ranks.
             everyone: whether these are the roots of all ranks of the class.
 
         Returns:
@@ -59,5 +58,5 @@ class Promises:
 
 
 def parts(finding: Finding) -> bool:
-    """Whether a finding says that ranks do not update in the same steps, so that they count steps differently."""
+    """Whether a finding says that ranks do not update in the same steps, so that their step numbers no longer match."""
     return finding.severity != "note" and finding.stage == SETTING and finding.tensor.endswith(REDUCTIONS)

@@ -1,10 +1,10 @@
-"""Finds ranks that differ from their replicas: in the earliest step, its earliest stage, and the first tensor in order.
+"""Finds ranks that differ from their replicas, in the earliest step, its earliest stage, and the first tensor in order.
 
 Optimizer settings are compared among ranks that had agreed on them before, see `promises`.
 
-With three or more copies, the minority is accused. With two copies, or two halves, both sides are suspects, unless
-state at rest or a collective has already accused ranks of one side alone. Differences of a class of ranks after its
-first one are effects of it, until its ranks are equal again or another rank differs too.
+With three or more copies, the minority is accused. With two copies, or two halves, both sides are suspects, unless the
+check of state at rest or of a collective has already accused ranks of one side alone. After the first difference in a
+class of ranks, later ones count as its effects, until the ranks are equal again or another rank differs too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Case:
 
 
 class Replicas(Detector):
-    """Compares the roots of ranks."""
+    """A detector that compares the root digests of the ranks of each class, and finds the first tensor that differs."""
 
     kinds = frozenset({"bits"})
 
@@ -89,7 +89,7 @@ class Replicas(Detector):
         self._finished = False
 
     def take(self, message: Message, now: float) -> None:
-        """Take roots, or the digests below one."""
+        """Take a rank's root digests, or its answer with the digests below one."""
         body = message.body
         if isinstance(body.get("roots"), dict):
             for of, steps in body["roots"].items():
@@ -103,7 +103,7 @@ class Replicas(Detector):
                     case.answers[message.rank] = _digests(below)
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Note ranks that a finding about state at rest, a collective or an optimizer setting accuses."""
+        """Note ranks that a finding about state at rest, a collective or a setting accuses; these break ties."""
         accuses = finding.kind in ("at_rest", "collective") or (finding.stage == SETTING and not _are_all(finding))
         if accuses and finding.severity != "note" and finding.step is not None:
             self._accused_by.setdefault(finding.step, set()).update(finding.ranks)
@@ -111,7 +111,7 @@ class Replicas(Detector):
                 del self._accused_by[min(self._accused_by)]
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about differences whose first tensor is known, or is not found in time."""
         return self._detect(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:

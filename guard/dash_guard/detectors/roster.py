@@ -23,8 +23,12 @@ _WAITS = 1 << 16  # that are remembered, to be shared
 
 
 class Place(NamedTuple):
-    """A collective: the name of its group, the number of the set of its members (`Roster.sets`), and its number in the
-    group, 0 for sends and receives.
+    """A collective that ranks wait in.
+
+    Attributes:
+        group: the name of its process group.
+        members: the index of the set of its members in `Roster.sets`.
+        number: its number in the group, from 1; 0 for sends and receives.
     """
 
     group: str
@@ -32,7 +36,7 @@ class Place(NamedTuple):
     number: int
 
     def words(self, operation: str) -> str:
-        """A description for people: ``all_reduce 85 of group 0``."""
+        """A description of the collective for people, such as ``all_reduce 85 of group 0``."""
         return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 
@@ -42,21 +46,23 @@ Waits = tuple[tuple[Place, str, str], ...]
 
 @dataclass(slots=True)
 class State:
-    """The state of one rank.
+    """The state of one rank, as the monitor knows it; times are in seconds of the monitor's monotonic clock.
 
     Attributes:
         heartbeat: when the last heartbeat arrived.
         changed: when the last heartbeat arrived that showed progress: another step, or a collective entered or
             completed.
+        frame: the line of the program that the rank was last in.
+        phase: the phase that the program has named, such as "compile"; "" for none.
         limit: seconds without progress after which the rank counts as stuck.
         groups: by process group, as `process.flight.waits` returns them.
         open: the collectives that the rank waits in; ranks that wait in the same collectives share one object.
         pairs: open sends and receives, as `process.flight.pairs` returns them.
-        members: by process group, the number of its set of members in `Roster.sets`.
+        members: by process group, the index of its set of members in `Roster.sets`.
         left: whether the rank has sent its shutdown notice.
         process: "", "stopped", "waiting for a disk" or "ended", if a wrapper or monitor on its node has reported it.
-        status: the status of a process that has ended, as `os.waitpid` returns it.
-        gone: when the rank left, or its process ended.
+        status: the status of a process that has ended, as `os.waitpid` returns it; None if unknown.
+        gone: when the rank left, or its process ended; None before.
     """
 
     rank: int
@@ -79,14 +85,15 @@ class State:
     gone: float | None = None
 
     def there(self) -> bool:
-        """Whether the rank has not left and its process has not ended."""
+        """Whether the rank still takes part: it has not left and its process has not ended."""
         return not self.left and self.process != "ended"
 
 
 class Roster:
-    """The states of all ranks that have ever joined, by rank.
+    """The states of all ranks that have ever joined.
 
     Attributes:
+        states: the `State` of each rank, by rank.
         sets: sets of ranks that form process groups; each is kept once.
         ending: whether the wrapper was asked to end the job.
     """
@@ -100,7 +107,7 @@ class Roster:
         self._waits: dict[Waits, Waits] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message of one of `KINDS`."""
+        """Update the states from a message of one of `KINDS`."""
         body = message.body
         if message.kind == "process":
             self._process(body, now)

@@ -1,4 +1,4 @@
-"""Finds ranks that have computed other bits when they ran a step again."""
+"""Finds ranks that have computed different bits when they ran a step again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRANSIENT = "One such fault is no proof of a defect; look at this machine's ECC 
 
 
 class SameRankRecomputeDetector(Detector):
-    """Takes messages about differences; a rank whose repetition is equal sends no message.
+    """A detector of ranks whose second run of a step differs; a rank whose second run is equal sends no message.
 
-    Where several ranks differ at the same place, something that they share has changed between the step and its
-    repetition, such as parameters that one rank owns and all ranks gather. Then state at rest, or a collective, says
-    which rank it comes from.
+    Where several ranks differ at the same place, something that they share has changed between the two runs, such as
+    parameters that one rank owns and all ranks gather. Then a finding about state at rest or a collective says on which
+    rank it changed.
     """
 
     kinds = frozenset({"same_rank_recompute"})
@@ -32,7 +32,7 @@ class SameRankRecomputeDetector(Detector):
         self._accused: dict[int, set[int]] = {}  # by step
 
     def take(self, message: Message, now: float) -> None:
-        """Take the message of a rank that has computed something else when it ran a step again."""
+        """Take the message of a rank whose second run of a step differs."""
         body = message.body
         if not all(
             isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")
@@ -56,19 +56,20 @@ class SameRankRecomputeDetector(Detector):
                 self._found.append(_finding(message, body))
 
     def observe(self, finding: Finding, now: float) -> None:
-        """Note ranks that a finding about state at rest or a collective accuses."""
+        """Note ranks that a finding about state at rest or a collective accuses, which explains shared differences."""
         if finding.kind in ("at_rest", "collective") and finding.severity != "note" and finding.step is not None:
             self._accused.setdefault(finding.step, set()).update(finding.ranks)
             while len(self._accused) > _REMEMBERED:
                 del self._accused[min(self._accused)]
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return new findings about ranks whose second run of a step differs."""
         return self._detect(now, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:
-        """Return the last findings; differences that several ranks share wait for the next `detect`, after other
-        detectors.
+        """Return the last findings, except those about differences that several ranks share.
+
+        These wait for the next `detect`, when other detectors have returned their last findings.
         """
         self._finished = True
         return self._detect(now, wait=True)

@@ -47,15 +47,8 @@ def lateness(came: Matrix) -> tuple[Matrix, Matrix]:
         came: when ranks came to collectives, [..., ranks, collectives], in any unit.
 
     Returns:
-        For each rank, [..., ranks]: the lateness in the same unit, and the number of the collective before which most
+        For each rank, [..., ranks]: the lateness in the same unit, and the index of the collective before which most
         of it arose.
-
-    Args:
-        came: when ranks came to collectives, [..., ranks, collectives], in any unit.
-
-    Returns:
-        Of each rank, [..., ranks]: the lateness, in the same unit, and the number of the collective before which most
-        of it was made.
     """
     late = came - _median_of_others(came)
     made = late.copy()
@@ -83,7 +76,7 @@ class _Durations:
         self._rows: tuple[list[int], list[int], list[float]] = ([], [], [])
 
     def add(self, rank: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows of a rank: group, number and milliseconds of each collective."""
+        """Add the collectives of a rank, each as (group, number, milliseconds)."""
         collectives, ranks, durations = self._rows
         for group, number, duration in rows:
             key = str(group), int(number)
@@ -92,10 +85,11 @@ class _Durations:
             durations.append(float(duration))
 
     def sets(self) -> list[tuple[NDArray[np.int64], Matrix]]:
-        """Sets of ranks, int64 [sets, ranks], with the durations of their collectives, float64 [sets, ranks,
-        collectives].
+        """Sets of ranks that share collectives, with the durations of these collectives in milliseconds.
 
-        Sets of equal size with equally many collectives form one pair; ranks ascend in each set.
+        Returns:
+            (ranks, int64 [sets, ranks]; durations, float64 [sets, ranks, collectives]) pairs.  Sets of equal size with
+            equally many collectives are in one pair; ranks ascend in each set.
         """
         found = []
         collectives, ranks = (np.array(row, dtype=np.int64) for row in self._rows[:2])
@@ -116,7 +110,7 @@ class _Durations:
 
 
 class Slow(Detector):
-    """Finds slow ranks and slow links."""
+    """A detector of ranks that compute slowly and of groups of ranks between which transfers are slow."""
 
     kinds = frozenset({"times", "joined"})
 
@@ -133,7 +127,7 @@ class Slow(Detector):
         self._reporting: set[int] = set()
 
     def take(self, message: Message, now: float) -> None:
-        """Take a message."""
+        """Take the times of a rank's step, or the notice that a rank has joined."""
         if message.kind == "joined":
             self._history.pop(message.rank, None)
             self._reporting.discard(message.rank)
@@ -153,7 +147,7 @@ class Slow(Detector):
             self._forget(min(self._steps))
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return findings about ranks and groups that have become slow, from steps that are complete or late."""
         found: list[Finding] = []
         left = _AT_ONCE
         for step in sorted(self._steps):
@@ -169,11 +163,11 @@ class Slow(Detector):
         return found
 
     def excess(self) -> dict[int, float]:
-        """By rank that was slow lately, the lateness in its last slow step in seconds."""
+        """The lateness in seconds of each rank that was slow in one of the last steps, in its last slow step."""
         return {rank: self._excess[rank][-1][1] / 1000 for rank in self._history if self._excess.get(rank)}
 
     def finish(self, now: float) -> list[Finding]:
-        """Return findings that are new since the last call."""
+        """Return the last findings, without waiting for ranks that have not reported their steps."""
         found: list[Finding] = []
         while self._steps:
             found += self.detect(now + _PATIENCE + 1)
@@ -203,12 +197,15 @@ class Slow(Detector):
         return self.compare(step, peers, np.array(rows, dtype=np.float64))
 
     def compare(self, step: int, peers: Sequence[int], came: Matrix) -> list[Finding]:
-        """Detector one step of ranks with the same work.
+        """Evaluate one step of ranks that do the same work.
 
         Args:
-            step: of training.
+            step: the training step.
             peers: the ranks.
             came: when they came to the collectives of the step, [ranks, collectives], in milliseconds.
+
+        Returns:
+            Findings about ranks that are slow now and were not reported before.
         """
         late, where = lateness(came)
         return self._count(step, peers, late, np.full(len(peers), np.median(came[:, -1])), where)

@@ -1,4 +1,4 @@
-"""Phrases that several detectors use."""
+"""Phrases for the sentences of findings, which several detectors use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FEW = 8
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 1, 2 and 5``, ``ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more``."""
+    """Names ranks in words: ``rank 3``, ``ranks 1, 2 and 5``, ``ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more``."""
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     shown = [str(number) for number in numbers[:_FEW]]
@@ -20,7 +20,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def count(things: Collection[object], one: str) -> str:
-    """``1 rank``, ``63 ranks``."""
+    """The number of things with their noun: ``1 rank``, ``63 ranks``."""
     return f"{len(things)} {one}{'' if len(things) == 1 else 's'}"
 
 
@@ -33,5 +33,5 @@ def placed(numbers: Sequence[int], job: Job) -> str:
 
 
 def named(stage: str, name: str) -> str:
-    """A tensor as findings name it, such as ``gradient blocks.0.attn.q.weight``."""
+    """The stage and the name of a tensor as findings show them, such as ``gradient blocks.0.attn.q.weight``."""
     return f"{stage} {name}"

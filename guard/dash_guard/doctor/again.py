@@ -1,4 +1,4 @@
-"""Observes a call while it is made again: its results, its gradients, and the gradients of its arguments."""
+"""Observes a second run of a recorded call: its results, its gradients, and the gradients of its arguments."""
 
 from __future__ import annotations
 
@@ -16,28 +16,41 @@ from ..recompute.execution import Execution
 
 
 class Again(Execution):
-    """Observes a repetition, and sets the determinism flag of its backward to what it was."""
+    """Observes a second run of a recorded call of the program.
+
+    When the outermost module has returned, it sets the determinism flag to the state under which the backward ran the
+    first time, so that the backward runs under the same flag.
+
+    Args:
+        names: the names of modules and parameters.
+        flag: the state of the flag in the backward of the recorded call.
+    """
 
     def __init__(self, names: Names, flag: Flag) -> None:
         super().__init__(names)
         self._flag = flag
 
     def returned(self, result: Any) -> None:
-        """The outermost module has returned."""
+        """Observe the result of the outermost module, then set the determinism flag for the backward."""
         super().returned(result)
         self._flag.put()
 
 
 class Inputs:
-    """Hashes the gradients of arguments, and passes the arguments on as results of an earlier operation, as they
-    were.
+    """A forward pre-hook that hashes the gradients of a module's arguments.
+
+    It replaces each argument that requires a gradient by a clone, since in the program, too, it was the result of an
+    earlier operation.
+
+    Args:
+        execution: gets the gradients, as "input 1", "input 2", ...
     """
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Called by the module."""
+        """Called before the module's forward; returns the arguments to use, or None while it is being compiled."""
         if torch.compiler.is_compiling():
             return None
         number = 0

@@ -1,4 +1,4 @@
-"""Saves what a call of a module depends on before the call, so that the call can be made again."""
+"""Saves what a call of a module depends on before the call, so that the call can be run again."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _SHARED = (
 
 
 class CannotRepeat(Exception):
-    """A call cannot be made again; the message says why."""
+    """Raised if a call cannot be run again; the message says why."""
 
 
 @dataclass
 class Before:
-    """A call, and what it depends on.
+    """A recorded call of a module, and the state that it depends on.
 
     Attributes:
         batch: the call, with copies of its arguments.
         parameters: the values of the parameters, on the host.
-        flag: the determinism flag of PyTorch.
-        generators: the states of random numbers of all GPUs.
+        flag: the state of PyTorch's determinism flag.
+        generators: the RNG states of all GPUs; [] if there is only one GPU, whose state `batch` has.
     """
 
     batch: MicroBatch
@@ -58,9 +58,9 @@ class Before:
 
         Args:
             root: the module.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            copies: copies of parameters by their ids and versions, shared by all calls of a step.
+            args: the positional arguments of the call.
+            kwargs: the keyword arguments of the call.
+            copies: copies of parameters by (id, version), shared by all calls of a step; new copies are added.
 
         Raises:
             CannotRepeat: something cannot be copied.
@@ -80,7 +80,7 @@ class Before:
         return cls(batch, parameters, Flag.now(), generators)
 
     def again(self) -> MicroBatch:
-        """The call with arguments that it may write to.
+        """The call with fresh copies of its arguments, which a second run may write to.
 
         Raises:
             CannotRepeat: CUDA graphs write to results that the program may still read.
@@ -91,8 +91,9 @@ class Before:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Restore the flag and the random numbers of all GPUs for a block; `MicroBatch.run` restores everything
-        else.
+        """A context manager that restores the determinism flag and the RNG states of all GPUs.
+
+        On exit, the current RNG states are set again. `MicroBatch.run` restores everything else.
         """
         now = _generators()
         self.flag.put()
@@ -106,11 +107,11 @@ class Before:
 
 
 class Parameters:
-    """The current values of the parameters of a module, on the host.
+    """Copies, on the host, of the current values of a module's parameters.
 
     Args:
         root: the module.
-        copies: earlier copies by ids and versions of parameters; gets the new ones.
+        copies: earlier copies by (id, version) of parameters; new copies are added.
 
     Raises:
         CannotRepeat: the copies need more than half of the free memory.
@@ -130,7 +131,7 @@ class Parameters:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Set parameters to these values for a block, and restore the current values afterwards."""
+        """A context manager that sets the parameters to the copied values, and on exit restores the current ones."""
         pairs = list(zip(self._parameters, self._values, strict=True))
         with versions_kept(tuple(self._parameters)):
             now = [value if same_bits(parameter, value) else _on_host(parameter) for parameter, value in pairs]
@@ -142,7 +143,7 @@ class Parameters:
 
 
 def computes(root: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Whether a call has tensors with data, and is not traced: one of fake tensors computes nothing."""
+    """Whether a call of a module computes real data: it is not being traced, and its tensors are not fake."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)] + list(root.parameters())
     if any(map(is_functorch_wrapped, tensors)):
         return False
@@ -150,7 +151,7 @@ def computes(root: nn.Module, args: Any, kwargs: Any) -> bool:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of equal dtype and shape have equal bits; the second one is on the host."""
+    """Whether two tensors of equal dtype and shape have equal bits; `other` must be on the host."""
     first, second = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (local(one).cpu(), other))
     return torch.equal(first, second)
 

@@ -1,4 +1,4 @@
-"""Finds where two runs of the same call differ first: the module, and in eager code the operator."""
+"""Finds where two runs of the same call first differ: the module, and in eager code the operator."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OTHERS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between runs of a call.
+    """The first difference between two runs of a call, in words.
 
     Attributes:
-        what: what differs, in words.
-        module: the module that computes it, as `frames.name_of` names it; "" if unknown.
-        operator: the first operator whose result differs, or what else the operators show, in words; "" for nothing.
+        what: what differs.
+        module: the module that computes it, such as ``Model.blocks.0 (Block)``.
+        operator: the first operator whose result differs, or what else the operators show; "" for nothing.
     """
 
     what: str
@@ -44,9 +44,9 @@ class Difference:
 
         Args:
             root: the module that was called.
-            digests: of one run, in the order in which they were computed.
-            found: the first one that differs, as `checks.same_rank_recompute.differs` gives it.
-            operator: the first operator that differs, and how.
+            digests: the digests of one run, in the order in which they were computed.
+            found: the first digest that differs, as `checks.same_rank_recompute.differs` gives it.
+            operator: the first operator that differs, and how; None if none is known.
         """
         titles = _titles(root)
         phase, label = found["phase"], found["tensor"]
@@ -77,7 +77,7 @@ class Difference:
 
 
 def first_operator(once: Sequence[Operator], again: Sequence[Operator]) -> tuple[Operator, str] | None:
-    """The first operator that differs between two runs, and how; None if all are equal."""
+    """The first operator that differs between two runs, and a phrase that says how; None if all are equal."""
     for one, other in zip(once, again, strict=False):
         if one.name != other.name:
             return one, "is where the runs begin to call different operators: a value outside of PyTorch decides"

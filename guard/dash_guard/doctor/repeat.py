@@ -1,8 +1,8 @@
 """Runs the forwards and backwards of the first step again from the same state, and compares the bits of their results.
 
-For these inputs on this machine, this is a proof: bits that differ are not deterministic. Everything that the
-repetitions write in modules, gradients and generators of random numbers is restored. What a forward writes elsewhere,
-such as to a file or a list of the program, it writes again.
+For these inputs on this machine, this is a proof: bits that differ are not deterministic. Everything that the second
+runs write in modules, gradients and random number generators is restored. What a forward writes elsewhere, such as to a
+file or a list of the program, it writes again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ class _Call:
 
 @dataclass
 class Outcome:
-    """The outcome of a call: the number of compared tensors, the first difference, or the reason why it is unknown."""
+    """What running a call again has shown.
+
+    Attributes:
+        root: the class name of the outermost module.
+        tensors: the number of compared tensors.
+        difference: the first difference; None if there is none.
+        unknown: why the call could not be run again; "" if it was.
+    """
 
     root: str
     tensors: int = 0
@@ -70,7 +77,7 @@ class Outcome:
 
 
 class Repeat(Repeating):
-    """Makes calls of outermost modules again, those that the first backward of a program has gone through.
+    """Runs calls of outermost modules again, those that the first backward of a program has gone through.
 
     It is the entry point `repeat` of the group `dash_inductor.doctor`, see `dash_inductor.doctor.repeating`.
 
@@ -78,7 +85,7 @@ class Repeat(Repeating):
         quiet: returns a context manager in which no other observer is active.
 
     Attributes:
-        outcomes: one for each call.
+        outcomes: the outcome of each call that was run again.
         dropped: the number of calls that were forgotten before a backward came.
     """
 
@@ -96,7 +103,7 @@ class Repeat(Repeating):
         self.dropped = 0
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Save the state before a call of an outermost module that computes gradients."""
         if threading.get_ident() == self._thread:
             self._depth += 1
             if self._depth == 1 and torch.is_grad_enabled() and not in_backward() and not foreign_modes():
@@ -127,7 +134,7 @@ class Repeat(Repeating):
         self._handles.append(module.register_forward_hook(Hook(self._returned), with_kwargs=True))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Count the end of a module's forward, to know which modules are outermost."""
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
 
@@ -150,7 +157,7 @@ class Repeat(Repeating):
 
     @not_compiled
     def backward_ended(self) -> None:
-        """A backward has ended: make the calls again that it has gone through."""
+        """Run the calls again that the backward has gone through."""
         if self._done or self._depth or in_backward() or threading.get_ident() != self._thread or foreign_modes():
             return
         calls = [call for call in self._calls if call.gradients]
@@ -165,17 +172,17 @@ class Repeat(Repeating):
         self.outcomes += [self._outcome(call) for call in calls]
 
     def end(self) -> None:
-        """Stop waiting for backwards."""
+        """Stop recording calls, and drop those whose backward has not come."""
         self.outcomes += self._unknown
         self._unknown, self._done = [], True
         self._forget_hooks()
         self._calls, self._copies = [], {}
 
     def shown(self, ran_in: Callable[[str], list[str]]) -> Iterator[Seen]:
-        """The findings of all repetitions.
+        """Yields the findings about all calls, each as (severity, text, advice).
 
         Args:
-            ran_in: returns what is known to have run in a module that may not be deterministic.
+            ran_in: returns the operators that are known to have run in a named module and may not be deterministic.
         """
         outcomes = self.outcomes
         for outcome in outcomes:

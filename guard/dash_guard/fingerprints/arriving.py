@@ -1,4 +1,4 @@
-"""Numbers that are being copied from a device to the host; reading them is the only wait."""
+"""Tensors that are being copied from a device to the host; only reading their values waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Arriving:
-    """A copy of a tensor to the host that has been started."""
+    """An asynchronous copy of a tensor to the host, started when this is created."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -24,17 +24,17 @@ class Arriving:
             self._arrived.record()
 
     def here(self) -> bool:
-        """Whether they have arrived."""
+        """Whether the copy has completed."""
         return self._arrived is None or self._arrived.query()
 
     def numbers(self) -> np.ndarray[Any, Any]:
-        """The numbers; waits for the copy if necessary."""
+        """The copied values, as an array with the tensor's shape; waits for the copy if necessary."""
         if self._arrived is not None:
             self._arrived.synchronize()
         found: np.ndarray[Any, Any] = self._host.numpy()
         return found
 
     def rows(self) -> list[list[int]]:
-        """The numbers of a matrix of integers, row by row; waits for them."""
+        """The copied values of an integer matrix, as a list for each row; waits for the copy if necessary."""
         found: list[list[int]] = self.numbers().tolist()
         return found

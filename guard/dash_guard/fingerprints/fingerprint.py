@@ -33,7 +33,7 @@ def fingerprint(tensor: Tensor) -> str:
         tensor: any dtype, shape and strides.
 
     Raises:
-        ArgumentError: its elements have no bytes of their own (sparse, quantized, meta, or a subclass of Tensor).
+        ArgumentError: the tensor has no elements in memory (sparse, quantized, meta, or a subclass of Tensor).
     """
     reason = why_unseen(tensor)
     if reason:
@@ -45,7 +45,7 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def why_unseen(tensor: Tensor) -> str:
-    """Why a tensor has no fingerprint, in words; "" if it has one."""
+    """Why a tensor cannot be hashed, such as "a nested tensor"; "" if it can."""
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return f"a {type(tensor).__name__}"
     if tensor.layout != torch.strided:
@@ -60,7 +60,7 @@ def why_unseen(tensor: Tensor) -> str:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank, which is hashed."""
+    """The part of a tensor on this rank: the local tensor of a DTensor, and any other tensor itself."""
     if isinstance(tensor, DTensor):
         with torch.no_grad():
             return tensor.to_local()
@@ -68,12 +68,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def description(tensor: Tensor) -> str:
-    """Dtype and shape, which are part of the digest: ``bfloat16 [2, 3]``."""
+    """Dtype and shape of a tensor as text, which is part of its digest: ``bfloat16 [2, 3]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def digest(low: int, high: int, description: str) -> bytes:
-    """The fingerprint of a tensor with these lanes (int64), dtype and shape."""
+    """The fingerprint, 16 bytes, of a tensor with these two lanes (int64) and this `description`."""
     lanes = low.to_bytes(8, "little", signed=True) + high.to_bytes(8, "little", signed=True)
     return hashlib.blake2b(lanes + description.encode(), digest_size=DIGEST).digest()
 
@@ -81,12 +81,12 @@ def digest(low: int, high: int, description: str) -> bytes:
 def add_lanes(
     tensors: Sequence[Tensor], results: Tensor, rows: Sequence[int], firsts: Sequence[int] | None = None
 ) -> None:
-    """Add the lanes of tensors to rows of `results`, without waiting for the device.
+    """Hash tensors, and add their lanes (two 64-bit sums each) to rows of `results`, without waiting for the device.
 
     Args:
         tensors: hashable tensors (`why_unseen`), all on the device of `results`.
         results: int64 [rows, 2], contiguous.
-        rows: a row for each tensor; several may have the same.
+        rows: the row for each tensor; several tensors may have the same row.
         firsts: the number of 8-byte words before each tensor if it is a part of another (`hashing.lanes_of`); 0 by
             default.
     """
@@ -104,7 +104,13 @@ def add_lanes(
 
 
 class Part(NamedTuple):
-    """A contiguous tensor, the row of its lanes, and the number of words before it."""
+    """A contiguous tensor to hash.
+
+    Attributes:
+        tensor: the tensor.
+        row: the row of the results to which its lanes are added.
+        first: the number of 8-byte words before it.
+    """
 
     tensor: Tensor
     row: int
@@ -112,7 +118,7 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the tensor in bytes."""
         return self.tensor.numel() * self.tensor.element_size()
 
 
@@ -146,7 +152,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def plain_view(tensor: Tensor) -> Tensor:
-    """The elements in the order of their indices, [n]; a copy if the tensor is not contiguous."""
+    """The elements of a tensor in index order, [n]; a copy if they do not lie in memory like that."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
@@ -170,10 +176,11 @@ def _add_on_gpu(parts: Sequence[Part], results: Tensor) -> None:
 
 
 def add_one(tensor: Tensor, result: Tensor) -> None:
-    """Add the lanes of one tensor to `result`, int64 [2], by one launch that a CUDA graph can hold.
+    """Add the lanes of one tensor to `result`, int64 [2], with one kernel launch, which a CUDA graph can capture.
 
     Args:
         tensor: contiguous, on a GPU, not empty.
+        result: on the same GPU.
     """
     from .gpu_kernels import hash_one
 
@@ -182,7 +189,7 @@ def add_one(tensor: Tensor, result: Tensor) -> None:
 
 
 def unit_of(tensor: Tensor) -> int:
-    """Bytes that a kernel may load at once: the largest power of two up to 8 that divides address and size."""
+    """The number of bytes a kernel may load at once: the largest power of two up to 8 that divides address and size."""
     return math.gcd(tensor.data_ptr(), tensor.numel() * tensor.element_size(), hashing.WORD)
 
 

@@ -1,4 +1,4 @@
-"""The hash of Note [Fingerprints] on GPUs: of many tensors in one launch, and of one tensor inside a CUDA graph."""
+"""Triton kernels for the hash of Note [Fingerprints]: for many tensors at once, and for one in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ _STEP, _FIRST, _SECOND = (tl.constexpr(n) for n in (hashing.STEP, hashing.FIRST,
 
 @triton.jit
 def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.constexpr, TOGETHER: tl.constexpr):
-    """Add the lanes of many tensors to rows of `results`, one chunk of one set of tensors for each program.
+    """Add the lanes of many tensors to rows of `results`; one program for each chunk of each set of tensors.
 
-    The tensors of a set have the same size and the same keys, which are most of the work, and are made once for all.
+    The tensors of a set have the same size and the same keys; computing keys is most of the work, and is done once for
+    all of them.
 
-    pointers, rows: int64 [sets, TOGETHER], of each tensor; sizes (in units), firsts (the number of the first word):
-    int64, one of each set; sets, chunks: int32, the set and the chunk of it of each program; results: int64 [rows, 2];
-    UNIT: bytes that are loaded at once, 1, 2, 4 or 8, which divides every pointer and every size in bytes; TOGETHER: 1
-    to `TOGETHER`.
+    pointers, rows: int64 [sets, TOGETHER], address and row of `results` of each tensor.
+    sizes, firsts: int64 [sets], the size in units of UNIT bytes, and the number of the first word.
+    sets, chunks: int32 [programs], the set of each program and the chunk of it.
+    results: int64 [rows, 2].
+    UNIT: the bytes of one load, 1, 2, 4 or 8, which divides every pointer and every size in bytes.
+    TOGETHER: the number of tensors in each set, from 1 to `TOGETHER`.
     """
     program = tl.program_id(0)
     of = tl.load(sets + program).to(tl.int64)
@@ -47,7 +50,10 @@ def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.con
 
 @triton.jit(do_not_specialize=["address", "size"])
 def hash_one(address, size, result, UNIT: tl.constexpr):
-    """Add the lanes of one tensor to `result`, int64 [2]; the other arguments are as in `hash_many`."""
+    """Add the lanes of the tensor at `address` to `result`, int64 [2]; one program for each CHUNK words.
+
+    size: in units of UNIT bytes.  UNIT: the bytes of one load, 1, 2, 4 or 8, which divides the address and the size.
+    """
     lane_0 = tl.zeros([_BLOCK], tl.uint64)
     lane_1 = tl.zeros([_BLOCK], tl.uint64)
     units, begin, words = _extent(size.to(tl.int64), tl.program_id(0), UNIT)
@@ -62,9 +68,9 @@ def hash_one(address, size, result, UNIT: tl.constexpr):
 def append(journal, scratch, name, capacity):
     """Append (name, fingerprint) to a journal, and clear the fingerprint in `scratch`.
 
-    journal: int64 [1 + 3 * capacity]: the number of appended entries, then the entries (name and the two
-    lanes); entries beyond `capacity` are counted but not stored.  scratch: int64 [2], the two 64-bit lanes
-    of the fingerprint.  Launch one program, always on the same stream.
+    journal: int64 [1 + 3 * capacity]: the number of appended entries, then the entries (name and the two lanes);
+    entries beyond `capacity` are counted but not stored.  scratch: int64 [2], the two 64-bit lanes of the fingerprint.
+    Launch one program, always on the same stream.
     """
     entries = tl.load(journal)
     place = journal + 1 + 3 * entries

@@ -1,5 +1,4 @@
-"""The hash of fingerprints: two 64-bit lanes over the bytes of a tensor, sums that do not depend on the order of
-additions.
+"""The hash of fingerprints: two 64-bit lanes, sums over the bytes of a tensor that are exact in any order of additions.
 
 Note [Fingerprints]
 A tensor's bytes, in the order of its elements' indices, are words of 8 bytes, the last one filled up with zeros.  Word
@@ -51,16 +50,17 @@ _LOW = 0xFFFFFFFF
 
 
 def lanes_of(bytes_: Tensor, first: int = 0) -> Tensor:
-    """The lanes of the hash, by operations of PyTorch, on any device.
+    """Computes the two 64-bit lanes of the hash with PyTorch operations, on any device.
 
-    Lanes are sums: those of the parts of a tensor, each with its `first`, add up to those of the tensor.
+    Lanes are additive: the lanes of a tensor's parts, each with its `first`, sum to the lanes of the tensor, modulo
+    2^64.
 
     Args:
         bytes_: uint8 [n].
-        first: the number of words before these bytes.
+        first: the number of 8-byte words before these bytes.
 
     Returns:
-        int64 [2], the bits of numbers modulo 2^64.
+        int64 [2]; their bits are unsigned 64-bit numbers.
     """
     total = torch.zeros(LANES, dtype=torch.int64, device=bytes_.device)
     for start in range(0, bytes_.numel(), _CHUNK * WORD):
@@ -70,11 +70,11 @@ def lanes_of(bytes_: Tensor, first: int = 0) -> Tensor:
 
 
 def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
-    """The lanes of many small tensors on the CPU, by few operations.
+    """Computes the two 64-bit lanes of the hash for many small tensors on the CPU, with few PyTorch operations.
 
     Args:
-        parts: uint8 [n] each.
-        firsts: the number of words before each part.
+        parts: the bytes of each tensor, uint8 [n].
+        firsts: the number of 8-byte words before each part.
 
     Returns:
         int64 [parts, 2].

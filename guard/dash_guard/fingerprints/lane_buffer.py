@@ -19,29 +19,29 @@ Ready = Callable[[], list[list[int]]]
 
 
 class LaneBuffer:
-    """The lanes of one device, in the order of `add`."""
+    """A buffer on one device for the lanes (128-bit hashes) of tensors, a row for each tensor, in `add` order."""
 
     def __init__(self, device: torch.device) -> None:
         self._results = torch.zeros(CAPACITY, LANES, dtype=torch.int64, device=device)
         self._used = 0
 
     def free(self) -> int:
-        """The number of free rows."""
+        """The number of free rows in the buffer."""
         return CAPACITY - self._used
 
     def add(self, tensors: Sequence[Tensor]) -> range:
-        """Hash at most `free()` tensors; returns their rows."""
+        """Hash at most `free()` tensors into the next rows; returns the range of these rows."""
         rows = range(self._used, self._used + len(tensors))
         add_lanes(tensors, self._results, rows)
         self._used = rows.stop
         return rows
 
     def copy(self, rows: range) -> Tensor:
-        """A copy of rows on the device, int64 [rows, 2]."""
+        """A copy of a range of rows on the device, int64 [rows, 2]."""
         return self._results[rows.start : rows.stop].clone()
 
     def take(self) -> Ready:
-        """Start to copy all rows to the host, and clear the buffer."""
+        """Start to copy all used rows to the host, and clear the buffer; returns a function that waits for the copy."""
         used, self._used = self._results[: self._used], 0
         ready = Arriving(used).rows
         used.zero_()

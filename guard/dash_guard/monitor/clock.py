@@ -10,7 +10,7 @@ AWAY = 2.0
 
 
 class Clock:
-    """Seconds in which the monitor has run.
+    """A clock of the seconds in which the monitor has run.
 
     A monitor that was stopped, or got no processor, has seen no heartbeats meanwhile.  If its detectors counted that
     time, every rank would be late.
@@ -27,7 +27,7 @@ class Clock:
         self.gaps = 0
 
     def now(self) -> float:
-        """Returns the seconds, without those between two readings that are more than `AWAY` apart."""
+        """The seconds that the monitor has run, without intervals between two readings that are longer than `AWAY`."""
         real = self._real()
         if real - self._last > AWAY:
             self._lost += real - self._last

@@ -18,7 +18,7 @@ _INTERVAL = 1.0
 
 
 class Metrics:
-    """Serves metrics until the process ends.
+    """Serves Prometheus metrics over HTTP until the process ends.
 
     Args:
         address: host and port.
@@ -59,7 +59,7 @@ class Metrics:
             raise ArgumentError("metrics", f"{address[0]}:{address[1]}", f"a free address ({error})") from error
 
     def show(self, watching: Watching) -> None:
-        """Serve the current state from now on."""
+        """Update the metrics from the current state of the job; does nothing within a second after the last update."""
         now = time.monotonic()
         if now - self._shown < _INTERVAL:
             return

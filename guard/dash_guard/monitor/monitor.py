@@ -28,9 +28,9 @@ _NAMED = 64  # ranks whose hosts and GPUs a finding contains
 def in_own_process() -> None:
     """Prepare a process that only watches; call this before torch is imported.
 
-    The guard must not watch the monitor, so its variables are deleted, and torch loads no extensions. Garbage
-    collection runs seldom: messages and findings form no cycles, and a collection of the states of 10 000 ranks takes
-    longer than all detectors.
+    The guard must not watch the monitor, so its environment variables are deleted, and torch loads no extensions.
+    Garbage collection runs seldom: messages and findings form no cycles, and a collection of the states of 10 000 ranks
+    takes longer than all detectors.
     """
     gc.set_threshold(200_000, 50, 100)
     for name in (connect.FOLDER, connect.ADDRESS):
@@ -39,15 +39,19 @@ def in_own_process() -> None:
 
 
 class Monitor:
-    """The monitor of a training run.
+    """The monitor of a training run, without a clock or network of its own.
 
     Args:
         job: what is known about the run.
         mailbox: receives messages and sends requests.
-        detectors: get the messages of their kinds.
+        detectors: each gets the messages of its kinds.
         folder: the folder of ``findings.jsonl``; None keeps findings in memory only.
         tell: is called once with every finding, to print it.
         wall: returns seconds since the epoch.
+
+    Attributes:
+        coverage: the coverage of the job.
+        findings: all findings up to now.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Monitor:
         return self._publish(self._all("detect", now), now)
 
     def finish(self, now: float) -> list[Finding]:
-        """Take the last messages and run the detectors for the last time."""
+        """Take the last messages and run the detectors for the last time; returns the new findings."""
         self._take(now)
         published = self._publish(self._all("finish", now), now)
         return published + self._publish(self._all("detect", now), now)  # those that depend on others

@@ -1,6 +1,6 @@
 """A monitor in a process of its own, which rank 0 starts.
 
-Usage: ``python -m dash_guard.monitor.standalone FOLDER RUN STARTER``, with the process id of the starting process last.
+Usage: ``python -m dash_guard.monitor.standalone FOLDER RUN STARTER``, where STARTER is the id of the starting process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ _END = 2.0  # seconds without any rank after which the job has ended, or without
 
 
 def tell(finding: Finding) -> None:
-    """Print a finding to the standard error, in one line."""
+    """Print a finding to standard error, in one line."""
     step = f"step {finding.step}: " if finding.step else ""
     advice = f". {finding.advice}" if finding.advice else ""
     print(f"dash-inductor guard: {finding.severity}: {step}{finding.sentence}{advice}", file=sys.stderr, flush=True)
 
 
 def main(folder: str, run: str, starter: str) -> int:
-    """Watch until all ranks have left, or until `starter`, the process of rank 0, has ended before any rank has joined.
+    """Watch until all ranks have left, or until the process of rank 0 has ended before any rank has joined.
+
+    Args:
+        folder: the folder of findings.
+        run: the name of the job, see `connect.run_name`.
+        starter: the id of the process that started the monitor, in decimal digits.
 
     Returns:
         The exit status: 0, or 1 if the monitor could not start.

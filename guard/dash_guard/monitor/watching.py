@@ -1,6 +1,4 @@
-"""The monitor with everything that it needs to watch a job: its store, its detectors, and the processes of this
-node.
-"""
+"""The monitor with everything that it needs to watch a job: its store, its detectors, and this node's processes."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ _WRITE = 5.0  # seconds between two writes of the coverage
 
 
 class Watching:
-    """Watches a job from this process.
+    """Hosts the store, and runs the monitor of a job in this process.
 
     Args:
         folder: the folder of findings and coverage.
-        listener: the socket of the store (`store.listen`); it is closed if the store cannot be hosted.
-        secret: the secret of the job.
+        listener: the listening socket of the store (`store.listen`); it is closed if the store cannot be hosted.
+        secret: the secret that ranks must know to connect.
         tell: is called once with every finding.
 
     Raises:
@@ -67,7 +65,7 @@ class Watching:
 
     @property
     def connected(self) -> int:
-        """The number of ranks that have joined and neither left nor ended."""
+        """The number of ranks that have joined, have not left, and whose process has not ended."""
         return len(self._mailbox.present)
 
     def turn(self, seconds: float = TURN) -> None:
@@ -87,7 +85,7 @@ class Watching:
             self._write(now)
 
     def ending(self) -> None:
-        """The job was asked to end: what ranks do from now on causes no findings."""
+        """Note that the job was asked to end: what ranks do from now on causes no findings."""
         self._mailbox.add(Message("process", 0, 0, {"ending": True}))
 
     def close(self, patience: float = 1.0) -> None:
@@ -116,7 +114,7 @@ class Watching:
 
 
 def process_message(state: State) -> Message:
-    """The message of this node about one of its processes."""
+    """The message to the monitor about the state of a process on this node."""
     return Message("process", 0, 0, {"node": node(), "pid": state.pid, "state": state.state, "status": state.status})
 
 
@@ -135,21 +133,21 @@ class _Mailbox:
         self.joined, self.present = set[int](), set[int]()
 
     def receive(self) -> list[Message]:
-        """Take new messages."""
+        """The messages from ranks and from this process since the last call."""
         received, self._own = [*self._own, *self._look()], []
         return received
 
     def order(self, ranks: tuple[int, ...], message: Message) -> None:
-        """Send a request to ranks."""
+        """Send a request to these ranks."""
         self._server.order(ranks, message)
 
     def add(self, message: Message) -> None:
-        """Add a message of this process."""
+        """Add a message from this process, for the next `receive`."""
         self._note(message)
         self._own.append(message)
 
     def new_pids(self) -> list[int]:
-        """The processes of ranks on this node that have joined since the last call."""
+        """The process ids of the ranks on this node that have joined since the last call."""
         self._own += self._look()
         pids, self._pids = self._pids, []
         return pids

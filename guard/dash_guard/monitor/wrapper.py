@@ -1,4 +1,4 @@
-"""The process around a launcher: it hosts the monitor, watches the processes of this node, and passes signals on."""
+"""The process that runs a launcher: it hosts the monitor, watches the processes of this node, and forwards signals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SCAN = 1.0  # seconds between two searches for new processes, on a node without
 
 
 class Wrapper:
-    """Runs a program and watches its ranks.
+    """Runs a launcher, such as torchrun, and watches its ranks.
 
     Args:
         program: the program with its arguments.
@@ -56,8 +56,7 @@ class Wrapper:
             does, and the status is that of the program.
 
     Raises:
-        ArgumentError: a bad setting, a bad address, a bad severity, or an address outside this machine without a
-            secret.
+        ArgumentError: a bad setting, address or severity, or an address outside this machine without a secret.
         MissingPackageError: metrics are wanted, and prometheus_client is not installed.
     """
 
@@ -101,10 +100,10 @@ class Wrapper:
             self._metrics = Metrics(parse_address(metrics))
 
     def run(self) -> int:
-        """Run the program to its end.
+        """Run the program to its end, and watch it.
 
         Returns:
-            The exit status.
+            The exit status: the program's own if it is not 0; otherwise 0, `FAULT`, `PROGRAM` or `UNWATCHED`.
         """
         environment = dict(os.environ)
         in_own_process()

@@ -1,1 +1,1 @@
-"""What recordings and checks observe: modules, step numbers, the environment, and exchanges between ranks."""
+"""Observations that recordings and checks share: modules, step numbers, the environment, exchanges between ranks."""

@@ -1,4 +1,4 @@
-"""Facts about a run that can change bits; `compare` reports which of them differ."""
+"""Facts about a run that can change bits, such as versions and settings; `compare` reports which of them differ."""
 
 from __future__ import annotations
 
@@ -24,14 +24,23 @@ _PACKAGES = ("triton", "numpy", "transformers", "accelerate", "flash-attn")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """The rank of this process and the number of ranks, of the default process group or else of the launcher."""
+    """The rank of this process and the number of ranks, from the default process group, else RANK and WORLD_SIZE."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def facts(rank: int, world: int, every: int) -> dict[str, Any]:
-    """The facts at the beginning of a rank's recording."""
+    """The description of a run with which a rank's recording begins, as plain values for JSON.
+
+    It has the rank and world size, the recording interval, the versions, the GPU and CPU, the settings, and the
+    environment variables that can matter for results.
+
+    Args:
+        rank: the rank.
+        world: the number of ranks.
+        every: the recording interval in steps.
+    """
     return {
         "rank": rank,
         "world_size": world,
@@ -53,7 +62,7 @@ def facts(rank: int, world: int, every: int) -> dict[str, Any]:
 
 
 def numerics_keys() -> tuple[str, ...]:
-    """The numerics keys of all sites that this process has compiled, sorted."""
+    """The sorted numerics keys of all attentions that this process has compiled; equal keys promise equal bits."""
     records = sys.modules.get("dash_inductor.records.records")
     if records is None:  # nothing was compiled
         return ()

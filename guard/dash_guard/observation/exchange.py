@@ -1,4 +1,4 @@
-"""Collectives over the ranks of a process group after which the process can exit safely.
+"""Collectives over the ranks of a process group, which keep tensors alive until the process can exit safely.
 
 Gloo works on threads of its own. Such a thread releases the tensors of a collective some time after all waiting threads
 have gone on, and takes the interpreter lock for that, because Python knows these tensors. If the interpreter is being
@@ -26,13 +26,17 @@ _PATIENCE = 10.0  # seconds; a thread that gets a core lets go at once
 
 
 class Exchange:
-    """Sends tensors, and keeps those that a process group may still hold."""
+    """Runs collectives, and keeps references to tensors that a process group may still hold."""
 
     def __init__(self) -> None:
         self._lent: list[Tensor] = []
 
     def gather(self, lanes: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Gather the lanes of all ranks, [ranks, *lanes.shape], in the order of the group; all its ranks call this."""
+        """Gather the lanes of all ranks, in group order; all ranks of the group call this.
+
+        Returns:
+            int64 [ranks, *lanes.shape].
+        """
         everyone = [torch.empty_like(lanes) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everyone, lanes, group)
         gathered = torch.stack(everyone)
@@ -42,14 +46,18 @@ class Exchange:
         return gathered
 
     def broadcast(self, content: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
-        """Send the content of rank `source` of the group to all its ranks; all of them call this."""
+        """Send the content of rank `source` of the group to all ranks; all ranks of the group call this.
+
+        Returns:
+            The content of `source`; on other ranks, `content` only gives its shape and dtype.
+        """
         sent, options = content.clone(), dist.BroadcastOptions()
         options.rootRank = source
         group.broadcast([sent], options).wait()
         return self._copy(sent)
 
     def highest(self, numbers: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The maximum of each number over the ranks of the group; all of them call this."""
+        """The maximum of each number over the ranks of the group; all of these ranks call this."""
         sent = numbers.clone()
         dist.all_reduce(sent, dist.ReduceOp.MAX, group)
         return self._copy(sent)

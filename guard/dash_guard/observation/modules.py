@@ -1,4 +1,4 @@
-"""Observes modules: inputs, results, and gradients of the results, of the outermost module and of its submodules."""
+"""Hooks that observe the outermost module and its submodules: inputs, results, and gradients of the results."""
 
 from __future__ import annotations
 
@@ -21,28 +21,38 @@ from dash_inductor.upstream.pytree import tree_leaves
 
 
 class Sink(Protocol):
-    """The interface of a recording, which receives all observations."""
+    """The interface of what receives the observed tensors, such as a recording.
+
+    Attributes:
+        names: the names of modules and parameters.
+    """
 
     names: Names
 
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether observed tensors are used now."""
 
     def prepare(self, device: torch.device) -> None:
-        """Allocate what a device needs."""
+        """Allocate the buffers for fingerprints on a device."""
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Report a model with equal parameters on all of its ranks to other observers."""
+        """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
 
     def place(self) -> int:
-        """The place of the next entry in this step."""
+        """The index of the next entry in this step."""
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """Add fingerprints of tensors to the current step."""
+        """Add fingerprints of tensors, each given with its name, to the current step.
+
+        Args:
+            phase: the kind of the tensors, one of `phases`.
+            tensors: (name, tensor) pairs.
+            place: the index in the step at which the entry belongs; None: at the end.
+        """
 
 
 class Modules:
-    """The modules and parameters that one recording observes.
+    """Puts the hooks of one recording on modules and parameters, and passes the tensors to it.
 
     Args:
         sink: receives the tensors.
@@ -65,7 +75,7 @@ class Modules:
         self._handles.clear()
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """The buffers of all outermost modules that have run, with their paths."""
+        """The buffers of all outermost modules that have run, as (path, buffer) pairs sorted by path."""
         found: dict[int, tuple[str, Tensor]] = {}
         for root in self._roots:
             for module in root.modules():
@@ -74,7 +84,7 @@ class Modules:
         return sorted(found.values(), key=lambda pair: pair[0])
 
     def add(self, model: nn.Module) -> None:
-        """Name the modules and parameters of a model that is about to run, and watch what has to be watched on them."""
+        """Name the modules and parameters of a model that is about to run, and put hooks on them."""
         names = self._sink.names
         names.add(model)
         for device in {parameter.device for parameter in model.parameters()}:
@@ -102,7 +112,7 @@ class Modules:
 
     @not_compiled
     def enter(self, module: nn.Module) -> None:
-        """A module begins."""
+        """Called when the forward of a module begins; an outermost module is added at its first call."""
         calls = self._calls
         if not hasattr(calls, "running"):
             calls.running, calls.last = [], None
@@ -113,7 +123,7 @@ class Modules:
 
     @not_compiled
     def leave(self, module: nn.Module, result: Any) -> None:
-        """A module ends."""
+        """Called when the forward of a module has ended, with its result, which is passed to the sink."""
         running = getattr(self._calls, "running", [])
         if not any(module is each for each, _ in running):
             return  # the recording has begun inside of it
@@ -126,7 +136,7 @@ class Modules:
                 self._result(label, tensor)
 
     def innermost(self) -> str:
-        """The name of the module that runs on this thread, "" for none."""
+        """The name of the innermost module that runs on this thread, "" for none."""
         running = getattr(self._calls, "running", [])
         return self._sink.names.of_module(running[-1][0]) if running else ""
 

@@ -1,6 +1,6 @@
 """The numbers of training steps, for recordings and the guard; a resumed run continues the numbers of the first one.
 
-A step is what lies between two steps of the same optimizer, or what a gradient scaler made optimizers skip.
+A step is what lies between two steps of the same optimizer; a step that a gradient scaler skips counts too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MOST = (1 << 32) - 1  # what a recording can say
 
 
 class StepNumbers:
-    """Counts steps; the number of the first one is known as soon as its optimizer is about to step.
+    """Counts training steps; the number of the first one is known as soon as its optimizer is about to step.
 
     Args:
         first: the number of the first step; None: the environment variable DASH_GUARD_FIRST_STEP, else one more than
-            the state of the first optimizer has counted, else 1.
+            the count in the state of the first optimizer, else 1.
 
     Attributes:
         number: the number of the current step.
@@ -40,7 +40,10 @@ class StepNumbers:
         self.number = first or 1
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the number of the first step from an optimizer that is about to step; waits for its device, once."""
+        """Derive the number of the first step from the state of an optimizer that is about to step.
+
+        Only the first call does anything, and only if the number was not given; it waits for the optimizer's device.
+        """
         if not self._known:
             self._known = True
             done = _done(optimizer)
@@ -48,7 +51,7 @@ class StepNumbers:
                 self.number = min(done + 1, _MOST)
 
     def advance(self) -> None:
-        """Begin the next step."""
+        """Increment the step number."""
         self.number += 1
 
 

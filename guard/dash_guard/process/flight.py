@@ -1,7 +1,7 @@
-"""Interprets entries of PyTorch's flight recorder: who waits where, and how long a rank has worked. Without side
-effects.
+"""Interprets entries of PyTorch's flight recorder: which collectives a rank waits in, and how long it has worked.
 
-An entry is a dictionary as `upstream.collectives.entries` returns it; only its known fields are read.
+The functions have no side effects. An entry is a dictionary as `upstream.collectives.entries` returns it; only its
+known fields are read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Step:
     Attributes:
         step: the number of the step.
         shape: a digest that is equal on ranks that enter the same collectives.
-        own: times from the end of the step before to the entry into each of at most `POINTS` collectives.
+        own: times from the end of the step before to the entry into each of at most `POINTS` collectives; empty if
+            there are durations.
         total: the duration of the step.
-        kernels: group, number and duration of at most `POINTS` collectives that have durations.
+        kernels: (group, number, duration) of at most `POINTS` collectives that have durations.
     """
 
     step: int
@@ -41,7 +42,7 @@ class Step:
 
 
 def is_done(entry: Entry) -> bool:
-    """Whether a collective has completed; for gloo, only ``retired`` says so."""
+    """Whether the collective of an entry has completed; for gloo, only ``retired`` says so."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
@@ -52,22 +53,23 @@ def group_of(entry: Entry) -> str:
 
 
 def operation(entry: Entry) -> str:
-    """The name of the operation without that of the library: ``all_reduce``."""
+    """The name of an entry's operation without the name of the library: ``all_reduce``."""
     return str(entry.get("profiling_name", "")).rpartition(":")[2][:_TEXT]
 
 
 def operands(entry: Entry) -> str:
-    """The types and the sizes of the inputs: ``Float[4160]``."""
+    """The dtypes and sizes of an entry's inputs as text: ``Float[4160]``."""
     kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
     text = " ".join(f"{kind}{list(size)}" for kind, size in zip(kinds, sizes, strict=False))
     return text.replace(", ", ",")[:_TEXT]
 
 
 def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
-    """The state of each process group: the last number entered, the last number up to which all collectives have
-    completed, and name and operands of the next one.
+    """The state of each process group, by its name.
 
-    Without an open collective, name and operands are those of the last one.
+    Returns:
+        For each group, [the number of the last collective entered, the number up to which all collectives have
+        completed, operation, operands]. The last two are those of the first open collective, or else of the last one.
     """
     found: dict[str, list[Any]] = {}
     for entry in entries:
@@ -86,7 +88,7 @@ def waits(entries: Sequence[Entry]) -> dict[str, list[Any]]:
 
 
 def pairs(entries: Iterable[Entry]) -> list[list[Any]]:
-    """Open sends and receives: group, operation, and the place of the other rank in the group."""
+    """The open sends and receives, at most eight: [group, "send" or "recv", index of the other rank in the group]."""
     found = []
     for entry in entries:
         if entry.get("is_p2p") and not is_done(entry):
@@ -97,12 +99,12 @@ def pairs(entries: Iterable[Entry]) -> list[list[Any]]:
 
 
 def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | None:
-    """The collectives between two times in nanoseconds; None if a duration is not known yet.
+    """The collectives of a step, found by their times in nanoseconds; None if the duration of one is not known yet.
 
     Args:
         number: the number of the step.
-        begin: the end of the last wait of the step before.
-        end: the end of the last wait of this step.
+        begin: when the last backward of the step before ended.
+        end: when the last backward of this step ended.
         entries: entries of the flight recorder.
     """
     inside = [e for e in entries if begin < int(e.get("time_created_ns", 0)) <= end and not e.get("is_p2p")]
@@ -124,9 +126,7 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
 
 
 def sampled(steps: Sequence[Step], most: int) -> list[Step]:
-    """At most `most` of these steps, chosen by the powers of two in their numbers, so that all ranks choose the
-    same.
-    """
+    """At most `most` of these steps: those whose numbers a power of two divides, so that all ranks choose the same."""
     every = 1
     while sum(each.step % every == 0 for each in steps) > most:
         every *= 2

@@ -50,11 +50,11 @@ _numbers = itertools.count(1)  # of groups of this process; all ranks count alik
 
 
 class Group:
-    """All ranks of the job, or this rank alone if there is no process group.
+    """The guard's process group of all ranks of the job, or this rank alone if the program has no process group.
 
     Attributes:
         settings: a text that must be equal on all ranks.
-        meetings: the number of meetings of all ranks up to now.
+        meetings: the number of exchanges among all ranks up to now.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Group:
         return self._tries == 0 or (step > self._tried and (is_power or step % _APART == 0))
 
     def end(self, why: str) -> None:
-        """Leave the group: other ranks that wait for this rank, or will, get an error.
+        """Leave the group: other ranks that wait for this rank, now or later, get an error.
 
         Args:
             why: the reason, for the coverage.
@@ -123,7 +123,10 @@ class Group:
         return self._group is None
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Gather signed 64-bit numbers of all ranks, by rank; all ranks give equally many.
+        """Gather signed 64-bit numbers from all ranks; all ranks give equally many.
+
+        Returns:
+            The numbers of each rank, by rank.
 
         Raises:
             DashError: there is no group; the methods below raise it too.
@@ -137,19 +140,26 @@ class Group:
         return rows.tolist()
 
     def gather_padded(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Like `gather`, for ranks that may give different counts."""
+        """Gather signed 64-bit numbers from all ranks, of which each may give a different count.
+
+        Returns:
+            The numbers of each rank, by rank, without padding.
+        """
         counts = [count for (count,) in self.gather([len(numbers)])]
         padded = [*numbers, *[0] * (max(counts) - len(numbers))]
         return [row[:count] for row, count in zip(self.gather(padded), counts, strict=True)]
 
     def broadcast(self, content: torch.Tensor, source: int) -> torch.Tensor:
-        """Send the content of rank `source`, uint8 [n] on the CPU, to all ranks; the others give n bytes of any
-        value.
+        """Send the content of rank `source` to all ranks, and return it.
+
+        Args:
+            content: uint8 [n] on the CPU; on ranks other than `source`, its values do not matter.
+            source: the rank that sends.
         """
         return content if self._alone() else self._exchange.broadcast(content, source, self._group)
 
     def highest(self, numbers: Sequence[int]) -> list[int]:
-        """The maximum of each of the signed 64-bit numbers over all ranks."""
+        """The maximum over all ranks of each of these signed 64-bit numbers."""
         if self._alone():
             return list(numbers)
         with self._waiting():
@@ -166,14 +176,14 @@ class Group:
             self._waits = None
 
     def tell(self) -> None:
-        """Let the others know if this rank has waited long in a meeting; called from any thread."""
+        """Let the other ranks know if this rank has waited long in an exchange; called from any thread."""
         board, since, meetings = self._board, self._waits, self.meetings
         if board and since is not None and self._reported != meetings and time.monotonic() - since > LONG:
             self._reported = meetings
             board.write(f"waits {meetings}")
 
     def others_wait(self) -> bool:
-        """Whether another rank has waited long for this one in the next meeting; called from any thread."""
+        """Whether another rank has waited long for this one in the next exchange; called from any thread."""
         board = self._board
         return board is not None and board.has(f"waits {self.meetings}")
 

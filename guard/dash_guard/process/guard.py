@@ -1,4 +1,4 @@
-"""`guard`: names the rank of a training run that computes wrongly, hangs, has died or lags, while the run goes on."""
+"""`guard`, which names the rank of a training run that computes wrongly, hangs, has died or lags, during the run."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Guard:
         self.close()
 
     def is_explicit(self) -> bool:
-        """Whether the program has started this guard, and not the environment."""
+        """Whether the program, and not the environment, has started this guard."""
         return True
 
     @property
@@ -146,14 +146,18 @@ class Guard:
 
     @property
     def coverage(self) -> dict[str, Any]:
-        """What this rank has checked, and what it has not checked and why: ``{check: {"counts": {unit: number},
-        "unseen": {reason: times}}}``.
+        """What this rank has checked, and what it has not checked and why.
+
+        It has the form ``{check: {"counts": {unit: number}, "unseen": {reason: times}}}``; {} before the guard has
+        started.
         """
         return self._rank.coverage.to_dict() if self._rank is not None else {}
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Name what the program does in a ``with`` block, such as "evaluation" on rank 0 while others wait, which is no
-        hang.
+        """A context manager that names what the program does inside it, such as "evaluation" on rank 0.
+
+        While other ranks wait for this one in a named phase, the guard reports a note, and no hang for the first half
+        hour.
         """
         return self._heartbeats.phase(name) if self._heartbeats is not None else contextlib.nullcontext()
 
@@ -180,7 +184,7 @@ class Guard:
         raise DashError("no cross-rank recompute can run: its check is off, and the coverage has the reason")
 
     def start(self, instead: Observer | None = None) -> None:
-        """Watch from now on.
+        """Begin to watch this process; does nothing if it is being watched.
 
         Args:
             instead: the observer that has received events up to now, see `rank.Rank.start`.
@@ -214,7 +218,7 @@ class Guard:
             )
 
     def close(self) -> None:
-        """Watch no more, and send the coverage."""
+        """Stop watching, and send the coverage to the monitor."""
         if self in _present:
             _present.remove(self)
         if self._rank is None or os.getpid() != self._process:
@@ -258,7 +262,7 @@ _present: list[Guard] = []
 
 
 class FromEnvironment(Guard):
-    """A guard that the environment starts: it begins when the process turns out to be a rank.
+    """A guard that the environment variable DASH_GUARD starts, as soon as the process turns out to be a rank.
 
     Launchers, workers of data loaders and compilers inherit the variable too, but train nothing.
     """
@@ -269,11 +273,11 @@ class FromEnvironment(Guard):
         self._beginning = threading.Lock()
 
     def is_explicit(self) -> bool:
-        """Whether the program has started this guard."""
+        """False: the environment has started this guard, not the program."""
         return False
 
     def wait(self) -> None:
-        """Begin at the first process group, or at the first module or optimizer that runs."""
+        """Register this guard, which starts at the first process group, or when a module or optimizer first runs."""
         _present[:] = [self]
         prepare(os.environ)
         assert self._waiting is not None
@@ -282,7 +286,7 @@ class FromEnvironment(Guard):
         threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
 
     def start(self, instead: Observer | None = None) -> None:
-        """Watch from now on."""
+        """Begin to watch this process, at its first event."""
         with self._beginning:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
@@ -290,11 +294,11 @@ class FromEnvironment(Guard):
 
     @property
     def rank(self) -> Rank | None:
-        """The observer of events, once it has begun."""
+        """The `Rank` that observes this process, or None until the guard has started."""
         return self._rank
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching, also if the guard has not started yet."""
         waiting, self._waiting = self._waiting, None
         if waiting in active.observers:
             active.observers.remove(waiting)
@@ -313,11 +317,11 @@ class _Waiting(Observer):
         self._guard = guard
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Start the guard at the first module's forward, and pass the event on to it."""
         self._begin(lambda observer: observer.module_begins(module))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Start the guard at the first optimizer step, and pass the event on to it."""
         self._begin(lambda observer: observer.before_optimizer(optimizer))
 
     def _begin(self, event: Callable[[Observer], None]) -> None:

@@ -1,4 +1,4 @@
-"""The heartbeats of a rank: once a second, a thread that never waits for the training sends where the rank is.
+"""The heartbeats of a rank: once a second, a thread that never waits for the training sends the rank's position.
 
 A heartbeat also carries how long the rank has worked in the steps that have ended, which `checks.times` measures.
 """
@@ -32,11 +32,11 @@ _SHARE = 100  # reading the flight recorder may take 1/100 of the time
 
 
 class Heartbeats:
-    """The thread that sends heartbeats until `close`.
+    """The thread that sends heartbeats to the monitor until `close`.
 
     Args:
         rank: the rank of this process.
-        times: its check `Times`.
+        times: the rank's check `Times`.
         drains: functions that are called with each heartbeat, to wait for results of devices and send them.
     """
 
@@ -53,7 +53,7 @@ class Heartbeats:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what the program does in a block, such as "evaluation"."""
+        """A context manager that names what the program does inside it, such as "evaluation"."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -61,9 +61,9 @@ class Heartbeats:
             self._phase = before
 
     def close(self) -> None:
-        """Send no more heartbeats.
+        """Stop sending heartbeats, and wait up to five seconds for the thread.
 
-        A thread that is inside PyTorch's recorder when the interpreter ends would abort the process.
+        A thread that is inside PyTorch's flight recorder when the interpreter ends would abort the process.
         """
         self._end.set()
         self._thread.join(timeout=_LAST)

@@ -51,24 +51,24 @@ class Lonely:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start: ranks have met, and will meet again."""
+        """Start the thread; called after ranks have met for the first time."""
         self._thread = threading.Thread(target=self._watch, name="dash-guard-lonely", daemon=True)
         self._thread.start()
 
     def event(self) -> None:
-        """Something has happened in the training."""
+        """Note the time of an event of the training."""
         self._latest = time.monotonic()
 
     def forward_begins(self) -> None:
-        """An outermost module begins."""
+        """Count a forward of an outermost module in this step."""
         self._count += 1
 
     def updates(self) -> None:
-        """An optimizer is about to step, perhaps after a meeting."""
+        """Note that an optimizer is about to step, perhaps after a meeting (an exchange among all ranks)."""
         self._updates = True
 
     def step_done(self) -> None:
-        """An optimizer has stepped, or all ranks have skipped an update."""
+        """Begin to count a new step: an optimizer has stepped, or all ranks have skipped an update."""
         now = self._latest = time.monotonic()
         if self._count:
             self._seconds, self._began = now - self._began, now
@@ -77,7 +77,7 @@ class Lonely:
         self._most, self._count, self._updates = max(self._most, self._count), 0, False
 
     def close(self) -> None:
-        """Watch no more.
+        """Stop the thread, and wait up to five seconds for it.
 
         A thread that is inside the store when the interpreter ends would abort the process.
         """

@@ -28,7 +28,7 @@ log = logging.getLogger("dash_guard")
 
 
 class Rank(Observer):
-    """Passes events to checks, and keeps their errors away from the training.
+    """The observer of training in one rank: passes events to checks, and keeps their errors away from the training.
 
     A step is what lies between two steps of the same optimizer; several optimizers may take turns.
 
@@ -60,7 +60,7 @@ class Rank(Observer):
         return self._numbers.number
 
     def add(self, make: Callable[[], Check]) -> None:
-        """Add a check after the others.
+        """Add a check at the end of the list.
 
         Args:
             make: returns a new check. It is called again if ranks can connect only at a later step.
@@ -70,10 +70,11 @@ class Rank(Observer):
         self.checks.append(check)
 
     def start(self, instead: Observer | None = None) -> None:
-        """Receive events from now on.
+        """Begin to receive events.
 
         Args:
-            instead: the observer that has received them up to now; every event goes to exactly one of both.
+            instead: the observer that has received them up to now; every event goes to exactly one of the two
+                observers.
         """
         hooks.install()
         observers = active.observers
@@ -82,7 +83,7 @@ class Rank(Observer):
         observers[:] = [*others[:place], self, *others[place:]]
 
     def close(self) -> None:
-        """Receive no more events, and send the coverage to the monitor."""
+        """Stop receiving events, end all checks, and send the coverage to the monitor."""
         if self in active.observers:
             active.observers.remove(self)
             self._finish_step()
@@ -96,7 +97,7 @@ class Rank(Observer):
             self.channel.close()
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins; if an optimizer has stepped, this ends the step."""
+        """Tell the checks that a module's forward begins; after an optimizer step, this first begins a new step."""
         self._finish_step()
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
@@ -108,13 +109,13 @@ class Rank(Observer):
         self._show(lambda check: check.module_begins(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Tell the checks that a module's forward has ended."""
         self._depth = max(0, self._depth - 1)
         self._lonely.event()
         self._show(lambda check: check.module_ended(module, result))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Tell the checks that an optimizer is about to step; if checks need it, all ranks are connected first."""
         if id(optimizer) in self._stepped:
             self._finish_step()
         self._lonely.updates()
@@ -124,13 +125,13 @@ class Rank(Observer):
         self._show(lambda check: check.before_optimizer(optimizer))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Tell the checks that an optimizer has stepped."""
         self._stepped.add(id(optimizer))
         self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))
 
     def scaler_updated(self) -> None:
-        """A gradient scaler ends a step; if no optimizer has stepped, the step was skipped and is not checked."""
+        """Tell the checks that a gradient scaler was updated; if no optimizer has stepped, the step was skipped."""
         self._show(lambda check: check.scaler_updated())
         if not self._stepped and self._begun:
             self._lonely.step_done()
@@ -145,10 +146,10 @@ class Rank(Observer):
             self._show(lambda check: check.step_began(self.step))
 
     def run_together(self, check: Check, call: Callable[[], None]) -> bool:
-        """Run a call of a check that all ranks make now.
+        """Call a function of a check that all ranks call at this point; connect the ranks first if that was not done.
 
         Returns:
-            Whether the check is still on.
+            Whether the check is still enabled; an error in the call switches it off.
         """
         self._meet()
         if check in self.checks:

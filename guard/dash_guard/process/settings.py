@@ -1,4 +1,4 @@
-"""Settings of a guard: arguments of a program, or a text such as ``same_rank_recompute=10,on_confirmed=raise``."""
+"""Settings of a guard: arguments of `guard`, or a text such as ``same_rank_recompute=10,on_confirmed=raise``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ON_CONFIRMED = ("warn", "raise")
 
 
 def check(numbers: Mapping[str, object], on_confirmed: object) -> None:
-    """Check settings.
+    """Check that settings of a guard have allowed values.
 
     Raises:
-        ArgumentError: a setting that is not allowed.
+        ArgumentError: the value of a setting is not allowed.
     """
     for name, value in numbers.items():
         _arguments.whole(name, value, int(name == "every"), 100 if name == "same_rank_recompute" else 1 << 31)
@@ -32,13 +32,13 @@ def check(numbers: Mapping[str, object], on_confirmed: object) -> None:
 
 
 def parse(text: str) -> tuple[dict[str, int], OnConfirmed]:
-    """Parse a text of settings; settings that it does not name have their defaults.
+    """Parse a text of settings, ``NAME=VALUE`` separated by commas; settings that it does not name get their defaults.
 
     Returns:
         The numeric settings, and `on_confirmed`.
 
     Raises:
-        ArgumentError: a setting that does not exist or is not allowed.
+        ArgumentError: a setting that does not exist, or whose value is not allowed.
     """
     given: dict[str, object] = {**DEFAULTS, "on_confirmed": "warn"}
     for part in filter(None, (part.strip() for part in text.split(","))):

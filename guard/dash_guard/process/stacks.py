@@ -1,4 +1,4 @@
-"""Where the threads of this process are: names of functions and lines, without values of variables."""
+"""Where the threads of this process are: names of functions and line numbers, without values of variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _LENGTH = 200
 
 
 def place() -> str:
-    """Where the main thread is: what the program's own code calls, and its line: ``next, called by main (a.py:40)``."""
+    """The innermost line of the program's own code in the main thread, and the library function that it calls.
+
+    Returns:
+        Text such as ``next, called by main (a.py:40)``; "" if the thread has no Python frames.
+    """
     frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
     own = next((number for number, frame in enumerate(frames) if not _is_library(frame)), len(frames) - 1)
     if not frames:
@@ -31,7 +35,7 @@ def place() -> str:
 
 
 def phase() -> str:
-    """A known phase that a thread is in: "compile" or "checkpoint"; "" if there is none."""
+    """The known phase that any thread is in, "compile" or "checkpoint"; "" if there is none."""
     for top in sys._current_frames().values():
         for frame in _frames(top):
             name = frame.f_code.co_filename

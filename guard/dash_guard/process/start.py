@@ -1,4 +1,4 @@
-"""Starts the guard in a program that does not call it: DASH_GUARD=folder."""
+"""Starts the guard in a program that does not call it, if the environment has DASH_GUARD=folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("dash_guard")
 
 
 def from_environment() -> None:
-    """Watch this process from its first process group, module or optimizer to its end."""
+    """Watch this process, with settings from the environment, from its first process group, module or optimizer on."""
     from .guard import FromEnvironment
 
     try:

@@ -1,1 +1,1 @@
-"""Runs a step again in the same process, without a trace, and hashes what it computes."""
+"""Runs a step again in the same process, without an effect on the training, and hashes what it computes."""

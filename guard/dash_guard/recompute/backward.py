@@ -1,4 +1,4 @@
-"""A backward without a trace: gradients are computed and accumulated nowhere.
+"""A backward that leaves no trace: it computes gradients, but does not accumulate them.
 
 So nothing that follows the accumulation of a gradient runs: no reducer of DDP counts a parameter, no optimizer steps
 within the backward, no hook adds to sums of the program, and `grad` of a leaf stays the same, also for leaves that
@@ -27,7 +27,7 @@ _EDGE: Any = torch.autograd.graph.GradientEdge
 
 
 def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Run the backward of results of a model without accumulating gradients.
+    """Run the backward of a model's results without accumulating gradients; they are seen only by hooks.
 
     Args:
         root: the model.
@@ -50,15 +50,15 @@ def differentiate(root: nn.Module, tensors: Sequence[Tensor], gradients: Sequenc
 
 @contextmanager
 def traceless(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Make backwards that this thread starts in a block compute the same gradients without reaching a reducer.
+    """A context manager in which backwards of this thread compute the same gradients without reaching a reducer.
 
-    Leaves get their gradients after the backward; at the end of the block, the gradients from before are restored.
-    Parameters that are in no model, such as those that FSDP2 has gathered, get none.
+    Leaves get their gradients after the backward; on exit, the gradients from before are restored. Parameters that are
+    in no model, such as those that FSDP2 has gathered, get none.
 
     Args:
-        roots: the models; models that are found in the block are added to it.
+        roots: the models; the list may grow inside the context.
 
-    A backward in the block raises:
+    A backward inside raises:
         DashError: the model has reentrant checkpoints in a DDP model, which may wait for accumulated gradients.
     """
     original, thread = torch.autograd.backward, threading.get_ident()

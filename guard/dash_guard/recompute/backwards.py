@@ -17,7 +17,7 @@ _LAST = 2
 
 
 class Backwards:
-    """Calls a function at the end of each backward of results of outermost modules.
+    """Calls a function at the end of each backward that begins at a result of an outermost module.
 
     Args:
         ended: is called at the end of each backward, on the thread and streams that have started it, or on an autograd
@@ -30,12 +30,12 @@ class Backwards:
         self._depth, self._number = 0, -1
 
     def module_begins(self) -> None:
-        """The forward of a module begins."""
+        """Called when the forward of a module begins."""
         self._depth += 1
 
     @not_compiled
     def module_ended(self, result: Any) -> None:
-        """The forward of a module has ended: the outermost one's result begins a backward."""
+        """Called when the forward of a module has ended; puts hooks on the results of an outermost module."""
         self._depth = max(0, self._depth - 1)
         if self._depth or in_backward() or not torch.is_grad_enabled():
             return

@@ -28,30 +28,36 @@ from ..observation.modules import Modules
 
 
 def zero() -> bytes:
-    """The digest value (16 bytes) of a zero gradient in a silent execution."""
+    """The fingerprint, 16 bytes, that `Execution(silent=True)` gives to a gradient whose elements are all zero."""
     return bytes.fromhex(fingerprint(torch.zeros(1, dtype=torch.bool)))
 
 
 class Digest(NamedTuple):
-    """The digest of one tensor: its phase, its name, and the hash, 16 bytes."""
+    """The digest of one tensor.
+
+    Attributes:
+        phase: the kind of the tensor, such as `phases.ACTIVATION`.
+        tensor: its name.
+        value: its fingerprint, 16 bytes.
+    """
 
     phase: str
     tensor: str
     value: bytes
 
     def number(self) -> int:
-        """The first half of the hash as a signed 64-bit number, which process groups can send."""
+        """The first half of the fingerprint as a signed 64-bit number, which process groups can send."""
         return int.from_bytes(self.value[:8], "little", signed=True)
 
 
 class Execution(Observer):
-    """Hashes what is computed until `end`, in the order in which it is computed.
+    """Hashes the tensors that modules and backwards compute until `end`, in order.
 
     An error while hashing never reaches the program: the execution ends there and keeps the reason.
 
     Args:
         names: the names of modules and parameters, for all executions of a program.
-        watches_graphs: whether graphs that are compiled meanwhile show gradients of attention.
+        watches_graphs: whether graphs compiled meanwhile pass on the gradients of their attentions.
         turned: the first dimension of a micro-batch whose samples were shifted by one place; tensors of this size are
             hashed with their samples in the original order. 0: nothing was shifted.
         owner: hash only while this observer is active; by default, the execution itself.
@@ -91,7 +97,7 @@ class Execution(Observer):
         self._known: set[int] = set()  # ids of modules
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Put hooks on a module and its parameters if it is an outermost one that is new."""
         if id(module) not in self._known:  # an outermost one
             self._add(module)
         self._modules.enter(module)
@@ -108,7 +114,7 @@ class Execution(Observer):
             self._watch(self.names.of_parameter(parameter), parameter)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended; its parameters are still those that it has used."""
+        """Hash the result of a module; for FSDP2, also put hooks on the gathered parameters, which still exist."""
         if self._sharded:
             self._watch_inside(module)
         if isinstance(module, DistributedDataParallel) and module.static_graph:
@@ -123,7 +129,7 @@ class Execution(Observer):
                 self._watch(f"{self.names.of_module(module)}.{name}", parameter)
 
     def returned(self, result: Any) -> None:
-        """The outermost module has returned; hooks of the program run after ours and may have changed its result."""
+        """Hash the result of the outermost module again, which the program's hooks may have changed meanwhile."""
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.observe_in_step(phases.ACTIVATION, [("result", leaf) for leaf in leaves])
 
@@ -137,29 +143,29 @@ class Execution(Observer):
         self.observe_in_step(phases.LOCAL_GRADIENT, [(name, gradient)])
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """A compiled graph has computed gradients of one attention."""
+        """Hash the gradients of one attention in a compiled graph, given as (name, gradient) pairs."""
         self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def is_on(self) -> bool:
-        """Whether tensors are hashed now."""
+        """Whether tensors are hashed now: the execution has not ended, and its owner is an active observer."""
         return self._on and active.is_on(self._owner)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Ignored: equal parameters on other ranks do not matter here."""
+        """Does nothing: equal parameters on other ranks do not matter here."""
 
     def place(self) -> int:
-        """The place of the next digest."""
+        """The index of the next digest."""
         return len(self._hashed)
 
     def prepare(self, device: torch.device) -> None:
-        """Allocate what a device needs."""
+        """Allocate the buffer for the lanes of tensors on a device, once."""
         with self._lock:
             if device not in self._buffers:
                 with disable_current_modes(), torch.inference_mode(False):
                     self._buffers[device] = LaneBuffer(device)
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """Hash tensors; skips inputs of modules, and tensors without data of their own."""
+        """Hash tensors, given as (name, tensor) pairs; skips inputs of modules, and tensors that cannot be hashed."""
         if phase == phases.INPUT or not self.is_on() or (self._silent and phase == phases.ACTIVATION):
             return
         try:
@@ -188,17 +194,17 @@ class Execution(Observer):
                 self._hashed.append((phase, label, description(plain), plain.device, row))
 
     def module(self) -> str:
-        """The name of the module that runs on this thread, "" for none."""
+        """The name of the innermost module that runs on this thread, "" for none."""
         return self._modules.innermost()
 
     def detach(self) -> None:
-        """Observe no more gradients of parameters."""
+        """Remove the hooks on parameters, so that their gradients are no longer hashed."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def end(self) -> list[Digest]:
-        """Remove hooks, wait for the device, and return all digests."""
+        """Remove hooks, wait for the device, and return the digests of all hashed tensors in order."""
         self._on = False
         self.detach()
         self._modules.remove()
@@ -207,13 +213,13 @@ class Execution(Observer):
         return self._digests
 
     def has(self, phase: str) -> bool:
-        """Whether a tensor of a phase was hashed."""
+        """Whether any tensor of a phase, such as `phases.ACTIVATION`, was hashed."""
         return any(hashed == phase for hashed, _ in self._calls)
 
     def work(self) -> str:
-        """The part that this rank computes where modules are split over ranks; "" if all ranks compute everything.
+        """Which shards this rank computes if modules are split over ranks, as text; "" if all ranks compute everything.
 
-        Ranks with the same text compute the same from the same inputs.
+        Ranks with the same text compute the same results from the same inputs.
         """
         parts = set()
         for parameter in self._inside if self._sharded else self._outside:

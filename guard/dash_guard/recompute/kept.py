@@ -1,7 +1,7 @@
-"""Saves what modules keep apart from their parameters, so that it can be restored after they have run again.
+"""Saves the state of modules apart from their parameters, so that it can be restored after they have run again.
 
-This is their buffers, and the attributes that PyTorch does not define: numbers, tensors, generators of random numbers,
-and what lists, dictionaries and sets hold of them.
+This is their buffers, and the attributes that PyTorch does not define: numbers, tensors, random number generators, and
+those in lists, dictionaries and sets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class Kept:
-    """The buffers and attributes of the modules of a model, as they were when this was created.
+    """A copy of the buffers and attributes of a model's modules, made when this is created.
 
     Args:
         root: the model.
@@ -40,9 +40,10 @@ class Kept:
                 self._keep_attributes(module)
 
     def put(self) -> None:
-        """Restore all objects and their values; some operators write to buffers without changing their versions.
+        """Restore the buffers and attributes, and their values.
 
-        Versions of tensors stay the same, because for the training nothing was written.
+        Values of buffers are always written, because some operators write to them without changing their versions. The
+        versions of tensors stay the same, because for the training nothing was written.
         """
         for back in self._back:
             back()

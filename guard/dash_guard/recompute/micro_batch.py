@@ -1,9 +1,8 @@
-"""One call of an outermost module that can be made again, on the same rank or on all ranks with one rank's inputs.
+"""One call of an outermost module that can run again, on the same rank or on all ranks with one rank's inputs.
 
 Running it again changes nothing that the training reads: no gradient is accumulated (`backward.differentiate`),
-buffers, attributes of modules (`kept.Kept`) and the states of random numbers are restored, and
-`DistributedDataParallel` runs without its reducer. FSDP2 gathers parameters as always, so all of its ranks must run the
-call at the same place.
+buffers, attributes of modules (`kept.Kept`) and RNG states are restored, and `DistributedDataParallel` runs without its
+reducer. FSDP2 gathers parameters as always, so all of its ranks must run the call at the same place.
 """
 
 from __future__ import annotations
@@ -47,20 +46,25 @@ _FIELDS = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """The state of PyTorch that decides how a module computes: autocast, and the enabled kernels of attention."""
+    """The PyTorch settings that decide how a module computes: autocast, and the enabled attention kernels.
+
+    Attributes:
+        autocast: (device type, enabled, dtype) for each device type.
+        attention: whether the flash, memory-efficient, math and cuDNN kernels are enabled.
+    """
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     attention: tuple[bool, bool, bool, bool]
 
     @classmethod
     def now(cls, devices: Iterable[str]) -> Settings:
-        """The current ones."""
+        """The current settings, with autocast for these device types."""
         on = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices))
         return cls(on, _attention())
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Set them for a block."""
+        """A context manager in which these settings are active."""
         before = _attention()
         with ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
@@ -90,9 +94,7 @@ def _set_attention(flags: tuple[bool, bool, bool, bool]) -> None:
 
 @dataclass
 class Random:
-    """The states of random numbers: of PyTorch on the CPU and the current GPU, of Python, and of numpy if it is
-    loaded.
-    """
+    """The random number generator states of PyTorch (CPU, and the current GPU), Python and, if it is loaded, NumPy."""
 
     cpu: Tensor
     gpu: Tensor | None
@@ -101,7 +103,7 @@ class Random:
 
     @classmethod
     def now(cls) -> Random:
-        """The current ones."""
+        """The current states."""
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         numpy = sys.modules.get("numpy.random")
         return cls(
@@ -112,7 +114,7 @@ class Random:
         )
 
     def restore(self) -> None:
-        """Restore these states."""
+        """Set all generators to these states."""
         torch.set_rng_state(self.cpu)
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu)
@@ -122,7 +124,7 @@ class Random:
 
 
 def seed_all(seed: int) -> None:
-    """Seed all random numbers, on the CPU and the current GPU, so that all ranks draw the same."""
+    """Seed PyTorch (CPU, and the current GPU), Python and NumPy, so that all ranks draw the same random numbers."""
     seed %= 1 << 63
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -135,17 +137,17 @@ def seed_all(seed: int) -> None:
 
 @dataclass
 class MicroBatch:
-    """A call of an outermost module.
+    """A recorded call of an outermost module.
 
     Attributes:
         root: the module, as the program calls it.
         leaves: its arguments in flat order; tensors are copies.
-        structure: how the arguments were nested.
+        structure: the pytree structure of the arguments.
         settings: the settings of the call.
-        random: the states of random numbers before the call, if it is made again on this rank.
-        kept: what modules kept before the call, in the same case.
-        gradients: gradients of the tensors in its result from the backward, by their numbers, in the same case.
-        cannot: why the call cannot be made again; "" if the module alone decides that.
+        random: the RNG states before the call, if it runs again on this rank; otherwise None.
+        kept: the buffers and attributes of modules before the call, likewise.
+        gradients: for a call that runs again on this rank, the gradients of the tensors in its result, by their index.
+        cannot: why the call cannot run again; "" if the module alone decides that.
         turns: whether samples were shifted, so that random gradients must be shifted too.
         silent: whether the backward begins with zeros.
     """
@@ -163,18 +165,18 @@ class MicroBatch:
 
     @classmethod
     def of(cls, root: nn.Module, args: Any, kwargs: Any) -> MicroBatch:
-        """Copy the arguments of a call."""
+        """Record a call with copies of its arguments."""
         leaves, structure = tree_flatten((args, kwargs))
         copies = [_copied(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         devices = {p.device.type for p in root.parameters()} | {t.device.type for t in copies if isinstance(t, Tensor)}
         return cls(root, copies, structure, Settings.now(devices - {"meta"}))
 
     def why_not_again(self) -> str:
-        """Why the call cannot be made again; "" if it can."""
+        """Why the call cannot run again on this rank; "" if it can."""
         return self.cannot or why_not_again(self.root)
 
     def why_not_sent(self) -> str:
-        """Why other ranks cannot make this call; "" if they can."""
+        """Why other ranks cannot run this call; "" if they can."""
         if why := self.why_not_again():
             return why
         if len(self.leaves) > _LEAVES:
@@ -188,18 +190,19 @@ class MicroBatch:
         return ""
 
     def signature(self) -> int:
-        """A signed 64-bit number of the module, the nesting and the types of arguments, which ranks must have in
-        common.
+        """A signed 64-bit hash of the module's class and the structure and types of its arguments.
+
+        Ranks can run each other's micro-batches only if it is equal.
         """
         kinds = [str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in self.leaves]
         return _number(f"{type(self.root).__name__} {self.structure} {kinds}")
 
     def shapes(self) -> int:
-        """A signed 64-bit number of sizes and strides of tensors, and of other arguments."""
+        """A signed 64-bit hash of the shapes and strides of tensor arguments, and of the values of other arguments."""
         return _number(json.dumps([_described(leaf) for leaf in self.leaves]))
 
     def encode(self) -> list[Tensor]:
-        """Encode the inputs: descriptions as JSON, and the bytes of all tensors, both as uint8 [n] on the CPU."""
+        """Encode the arguments as two tensors, uint8 [n] on the CPU: descriptions in JSON, and bytes of tensors."""
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         parts = [t.detach().contiguous().view(-1).view(torch.uint8).cpu() for t in tensors if t.numel()]
         payload = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
@@ -207,13 +210,13 @@ class MicroBatch:
         return [torch.frombuffer(bytearray(text), dtype=torch.uint8), payload]
 
     def given(self, described: bytes, payload: Tensor) -> MicroBatch:
-        """This call with the inputs of another rank, on the devices of this rank.
+        """This call with the arguments of another rank, on the devices of this rank.
 
         Args:
             described, payload: what `encode` has returned on the other rank.
 
         Raises:
-            Refused: the inputs do not fit this call.
+            Refused: the arguments do not fit this call.
         """
         found = parse_json(described, _FIELDS * (len(self.leaves) + 1))
         if not isinstance(found, list) or len(found) != len(self.leaves):
@@ -233,12 +236,12 @@ class MicroBatch:
         return MicroBatch(self.root, leaves, self.structure, self.settings)
 
     def samples(self) -> int:
-        """The size of the first dimension that all tensors have in common; 0 if there is none."""
+        """The number of samples: the size of the first dimension if all tensor arguments have the same, otherwise 0."""
         sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in self.leaves if isinstance(leaf, Tensor)}
         return sizes.pop() if len(sizes) == 1 else 0
 
     def turned(self) -> MicroBatch:
-        """The same call with every sample shifted by one place."""
+        """This call with every sample shifted by one place along the first dimension."""
         leaves = [
             leaf.detach().roll(1, 0).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
             for leaf in self.leaves
@@ -246,13 +249,13 @@ class MicroBatch:
         return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
 
     def silenced(self) -> MicroBatch:
-        """The same call with a backward that begins with zeros, so that all gradients must be zero."""
+        """This call with a backward that begins with zeros, so that all gradients must be zero."""
         return replace(self, silent=True)
 
     def run(
         self, execution: Execution, seed: int | None, around: Callable[[], Any] | None = None, copies: bool = False
     ) -> None:
-        """Make the call and its backward again.
+        """Run the call and its backward again.
 
         The backward begins with `gradients`. If there are none, it begins with the loss if the module returns one, or
         else with random numbers.
@@ -261,10 +264,10 @@ class MicroBatch:
             execution: observes the call.
             seed: seed of random numbers; None draws the same numbers as the original call.
             around: returns a context manager for the call.
-            copies: see `undisturbed`.
+            copies: whether to copy the parameters first, see `undisturbed`.
 
         Raises:
-            WroteParameters: see `undisturbed`.
+            WroteParameters: the call wrote parameters, see `undisturbed`.
         """
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
@@ -293,16 +296,18 @@ class MicroBatch:
 def undisturbed(
     roots: Sequence[nn.Module], parameters: Iterable[Tensor], execution: Execution, copies: bool = False
 ) -> Iterator[None]:
-    """Run modules and backwards in a block without an effect on the training.
+    """A context manager in which modules and backwards run without an effect on training.
+
+    On exit it restores the buffers and attributes of modules, the gradients and the random number generators.
 
     Args:
-        roots: modules whose state is restored, and whose gradients are not reduced.
-        parameters: parameters whose gradients are set aside.
-        execution: the only observer in the block.
-        copies: whether the values of parameters are copied, to restore them if the block writes them.
+        roots: models whose state is restored, and whose gradients are not reduced across ranks.
+        parameters: parameters whose gradients are put aside and restored on exit.
+        execution: the observer that replaces all others inside the block.
+        copies: whether to copy the parameters first, to restore them if the block writes them.
 
     Raises:
-        WroteParameters: the block has written parameters, whose values are restored if they were copied.
+        WroteParameters: the block wrote parameters; with `copies`, their values have been restored.
     """
     before = Random.now()
     kept = [Kept(root) for root in roots]
@@ -348,10 +353,10 @@ def run_function(
         execution: observes the function.
         seed: seed of random numbers.
         around: returns a context manager for the function.
-        copies: see `undisturbed`.
+        copies: whether to copy the parameters first, see `undisturbed`.
 
     Raises:
-        WroteParameters: see `undisturbed`.
+        WroteParameters: the function wrote parameters, see `undisturbed`.
     """
     models, inside = list(roots), {id(module) for root in roots for module in root.modules()}
     with ExitStack() as stack:
@@ -383,26 +388,27 @@ def _gradients(result: Any, gradients: dict[int, Tensor], seed: int | None, turn
 
 
 def results_of(result: Any) -> list[tuple[int, Tensor]]:
-    """The tensors in a result that require gradients, with their numbers."""
+    """The tensors in a module's result that require gradients, as (index among all its tensors, tensor)."""
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return [(n, leaf) for n, leaf in enumerate(leaves) if leaf.requires_grad and leaf.grad_fn is not None]
 
 
 def in_eager_code() -> AbstractContextManager[Any]:
-    """A context in which compiled code runs eagerly; loads no compiler if nothing was compiled."""
+    """A context manager in which compiled code runs eagerly; it does not load the compiler if nothing was compiled."""
     return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
 
 
 def fit_for_graphs() -> Callable[[], AbstractContextManager[Any]] | None:
-    """A context that keeps results of CUDA graphs that the program may still read; None if there are no CUDA graphs.
+    """Returns `in_eager_code` if the process has CUDA graphs, otherwise None.
 
-    A CUDA graph writes to the same memory in every run, so its module runs in eager code here.
+    A CUDA graph writes to the same memory in every run, and the program may still read its results. So a module with
+    CUDA graphs runs again in eager code.
     """
     return in_eager_code if has_cuda_graphs() else None
 
 
 def compiled(batch: MicroBatch) -> bool:
-    """Whether the call runs compiled code, which would be compiled again for new shapes."""
+    """Whether a recorded call runs compiled code, which would be compiled again for new shapes."""
     return is_compiled(batch.root)
 
 

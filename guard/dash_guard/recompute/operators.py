@@ -1,6 +1,6 @@
 """Hashes the operators that eager code runs, to find the first one whose result differs, and its source line.
 
-The dispatch mode sees every operator that the program calls, as `torch.utils._debug_mode.DebugMode` does, and uses the
+A dispatch mode sees every operator that the program calls, as `torch.utils._debug_mode.DebugMode` does, and uses the
 hash of recordings. It changes no bit. Collectives, and operators that leave memory unwritten, are not hashed.
 """
 
@@ -35,9 +35,11 @@ _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 class Operator(NamedTuple):
     """An operator that has run.
 
-    name: its name in PyTorch; where: module and source line, or the node of the backward; inputs, outputs: digests of 8
-        bytes
-    each; strange: the number of input tensors that no earlier operator has had as input or result.
+    Attributes:
+        name: its name in PyTorch.
+        where: module and source line, or the node of the backward.
+        inputs, outputs: digests of 8 bytes each.
+        strange: the number of input tensors that no earlier operator has had as input or result.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Operator(NamedTuple):
     strange: int
 
     def number(self) -> int:
-        """A hash of all fields but `where` as a signed 64-bit number."""
+        """A hash of the name, the inputs and the outputs as a signed 64-bit number."""
         content = self.name.encode() + self.inputs + self.outputs
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
@@ -56,7 +58,7 @@ class Operator(NamedTuple):
 
 
 class OperatorLog(DispatchMode):
-    """Hashes the inputs and results of every operator.
+    """A dispatch mode that hashes the inputs and results of every operator.
 
     Attributes:
         operators: the operators in the order in which they have run.
@@ -71,7 +73,7 @@ class OperatorLog(DispatchMode):
         self._lock = threading.Lock()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and hash it; tensor subclasses first turn it into operators of plain tensors."""
+        """Run an operator and log it; operators on tensor subclasses are logged once these are plain tensors."""
         if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented
         name = func.name().removeprefix("aten::")

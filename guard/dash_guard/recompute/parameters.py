@@ -20,11 +20,11 @@ from ..upstream.parallel import broadcasts_next
 
 
 class WroteParameters(RuntimeError):
-    """A call that ran again has written parameters; `undisturbed` says when their values are restored."""
+    """Raised if a call that ran again has written parameters; `undisturbed` says when their values are restored."""
 
 
 class Versions:
-    """The versions of a module's parameters, as they are when this is created.
+    """The version counters of a module's parameters, read when this is created.
 
     Args:
         root: the module.
@@ -35,7 +35,7 @@ class Versions:
         self._versions = [(name, tensor, _version(tensor)) for name, tensor in parameters]
 
     def why_not_again(self) -> str:
-        """Why a call that began when this was created cannot run again: it has written a parameter; "" if it has not.
+        """Why a call that began when this was created cannot run again: which parameter it has written; "" if none.
 
         A write through ``parameter.data`` does not change a version, see `Values`.
         """
@@ -45,7 +45,7 @@ class Versions:
 
 
 class Values:
-    """The values of parameters, copied to the CPU, as they are when this is created.
+    """Copies of the values of parameters on the CPU, made when this is created.
 
     Args:
         parameters: parameters, of which the local shards are copied.
@@ -55,7 +55,7 @@ class Values:
         self._copies = [(_plain(p), _plain(p).detach().to("cpu", copy=True)) for p in parameters if not p.is_meta]
 
     def restore(self) -> bool:
-        """Restores the values of parameters that have others, without changing versions; returns whether any had."""
+        """Restore parameters whose values have changed, without changing versions; returns whether any had changed."""
         written = [(p, copy) for p, copy in self._copies if not _equal(p, copy)]
         with torch.no_grad(), versions_kept(tuple(p for p, _ in written)):
             for parameter, copy in written:
@@ -64,10 +64,10 @@ class Values:
 
 
 class Protected(DispatchMode):
-    """Inside the block, saves the values of parameters before eager code writes them; `restore` puts them back.
+    """A dispatch mode that saves the values of parameters before eager code writes them; `restore` puts them back.
 
-    It sees writes through ``parameter.data``, too, but none of compiled code.  While a dispatch mode is active, some
-    formulas of autograd avoid operators in place, so that results may round otherwise than without it.
+    It also sees writes through ``parameter.data``, but no writes by compiled code.  While a dispatch mode is active,
+    some autograd formulas avoid in-place operators, so results may be rounded differently than without it.
 
     Args:
         parameters: parameters, of which the local shards are protected.
@@ -80,7 +80,10 @@ class Protected(DispatchMode):
         self._saved: dict[int, tuple[Tensor, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator; tensor subclasses first turn it into operators of plain tensors."""
+        """Save the parameters that an operator is about to write, then run it.
+
+        Operators on tensor subclasses are handled when these have become plain tensors.
+        """
         if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented
         if func._schema.is_mutable:
@@ -99,7 +102,7 @@ class Protected(DispatchMode):
                     self._saved[storage._cdata] = parameter, storage.clone()
 
     def restore(self) -> None:
-        """Puts the saved values back; versions stay as they are."""
+        """Puts the saved values of parameters back, without changing their versions."""
         for parameter, values in self._saved.values():
             parameter.untyped_storage().copy_(values)
         self._saved.clear()

@@ -1,9 +1,9 @@
-"""Records gradients of attention in compiled graphs: an operator passes them to observers, in graphs compiled while one
-watches.
+"""Records gradients of attention in compiled graphs, by an operator that passes them to observers.
 
-After every `attention_backward`, `dash_guard::observe` (`recorder.observe`) reads the results of the kernel, which are
-in memory in any case. So it changes nothing but the duration of the graph. Its `scratch` holds the lanes of a hash
-before they go to the journal.
+The operator is inserted into graphs that are compiled while an observer wants such gradients. After every
+`attention_backward`, `dash_guard::observe` (`recorder.observe`) reads the results of the kernel, which are in memory in
+any case. So it changes nothing but the duration of the graph. Its `scratch` holds the lanes of a hash before they go to
+the journal.
 
 A CUDA graph replays launches and no Python. So captured calls append the lanes of each tensor to a journal on the
 device, from which the recorder takes them at the end of a step. The journal stays at its address for the life of the
@@ -40,7 +40,7 @@ _journals: dict[torch.device, Journal] = {}
 
 
 class Journal:
-    """The hashes that CUDA graphs have computed on one device since the last `take`, in the order of their launches."""
+    """A buffer on one GPU to which CUDA graphs append hashes of tensors, in the order of their launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._names: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ class Journal:
         append[(1,)](self._entries, scratch, self._names.index(key), CAPACITY)
 
     def take(self) -> FromGraphs | None:
-        """Send the entries to the host and clear the journal; None if no graph can have appended any."""
+        """Start to copy the entries to the host and clear the journal; None if no graph can have appended any."""
         if not self._names:
             return None
         ready = Arriving(self._entries).rows
@@ -94,13 +94,13 @@ def journals() -> Sequence[Journal]:
 
 
 def prepare(device: torch.device) -> None:
-    """Make the journal of a device; not while a CUDA graph is captured, and not in the memory of its warm-up."""
+    """Allocate the journal of a GPU, once; not while a CUDA graph is captured, and not in its warm-up's memory pool."""
     if device.type == "cuda" and device not in _journals:
         _journals[device] = Journal(device)
 
 
 def insert(graph: Graph) -> bool:
-    """Make a joint graph pass the gradients of its attentions to observers, if there are any.
+    """Make a joint graph pass the gradients of its attentions to the observers that watch graphs, if there are any.
 
     Returns:
         Whether the graph has changed.

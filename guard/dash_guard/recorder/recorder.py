@@ -135,7 +135,7 @@ def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
 
 
 class Recorder(Observer):
-    """A recording, a context manager; see `record`.
+    """A recording of this process, a context manager; see `record`.
 
     Attributes:
         folder: the folder of the files of all ranks.
@@ -176,7 +176,7 @@ class Recorder(Observer):
 
     @property
     def step_number(self) -> int:
-        """The number of the current step."""
+        """The number of the current training step."""
         return self._numbers.number
 
     def __enter__(self) -> Recorder:
@@ -220,45 +220,45 @@ class Recorder(Observer):
                     observer.close()
 
     def is_on(self) -> bool:
-        """Whether the recording has begun, and has not ended."""
+        """Whether the recording has begun and has not ended."""
         return self in active.observers
 
     def module_begins(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Put hooks on a module that is new, and note that its forward runs."""
         self._safely(lambda: self.modules.enter(module))
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """The forward of a module has ended."""
+        """Record the result of a module."""
         self._safely(lambda: self.modules.leave(module, result))
 
     def attention_gradients(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """A compiled graph has computed gradients of one attention."""
+        """Record the gradients of one attention in a compiled graph, given as (name, gradient) pairs."""
         self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def step(self) -> None:
-        """End a step, in programs whose parameters no optimizer of PyTorch changes."""
+        """End the current step; for programs whose parameters are not changed by a PyTorch optimizer."""
         with self._lock:
             self.begin()
             self._advance()
 
     def recording(self) -> bool:
-        """Whether the current step is recorded, in this process and not in a forked one."""
+        """Whether the current step is recorded; False in a forked process."""
         return self._wanted and os.getpid() == self._process
 
     def begin(self) -> None:
-        """Begin the next training step if an optimizer has stepped; called at any event but a step of an optimizer."""
+        """Begin the next training step if an optimizer has stepped; called at any event but an optimizer step."""
         if self._stepped:
             with self._lock:
                 self._advance()
 
     def scaler_updated(self) -> None:
-        """A gradient scaler ends a step; if no optimizer has stepped, the step was skipped."""
+        """End a step that a gradient scaler has skipped: no optimizer has stepped in it."""
         with self._lock:
             if os.getpid() == self._process and not self._stepped:
                 self._advance()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Record the gradients of an optimizer's parameters, and before its first step also the parameters."""
         with self._lock:
             if not self._counts(optimizer):
                 return
@@ -277,7 +277,7 @@ class Recorder(Observer):
             self._observe_parameters(phases.GRADIENT, parameters, gradients)
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Record the new parameters, the buffers and, if asked for, the optimizer state; hand all to the writer."""
         with self._lock:
             if not self._counts(optimizer):
                 return
@@ -304,7 +304,7 @@ class Recorder(Observer):
             self.observe(phases.BUFFER, buffers)
 
     def prepare(self, device: torch.device) -> None:
-        """Allocate buffers on a device, before a CUDA graph is warmed up, whose memory must not contain them."""
+        """Allocate buffers on a device, before a CUDA graph is warmed up, whose memory pool must not contain them."""
         with self._lock:
             in_graphs.prepare(device)
             if device not in self._lanes:
@@ -312,7 +312,7 @@ class Recorder(Observer):
                     self._lanes[device] = LaneBuffer(device)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Report a model with equal parameters on all of its ranks to other observers."""
+        """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
         for observer in self._others():
             observer.replicated(model)
 
@@ -327,9 +327,10 @@ class Recorder(Observer):
 
         Args:
             phase: one of `phases.STAGES`.
-            tensors: the tensors with their names.
-            place: their place among the entries of the step; by default, after all others.
-            copies: gets names and lanes, int64 [names, 2] on the device, of the tensors that could be hashed.
+            tensors: (name, tensor) pairs.
+            place: the index at which they are inserted among the entries of the step; by default, after all others.
+            copies: a list to which (names, lanes) pairs are appended, for the tensors that could be hashed; lanes:
+                int64 [names, 2], on the device.
         """
         with self._lock:
             by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
@@ -345,7 +346,7 @@ class Recorder(Observer):
                         copies.append(([name for name, _ in part], lanes))
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
-        """Call `observe` for an event during a step, if the step is recorded."""
+        """Call `observe` for an event during a step, if the step is recorded; an error ends only the recording."""
         with self._lock:
             self.begin()
             if self.recording():
@@ -365,7 +366,7 @@ class Recorder(Observer):
             self._open().leave(f"anything from step {self.step_number} on", why)
 
     def place(self) -> int:
-        """The place of the next entry in this step, for `observe`."""
+        """The index of the next entry in this step, for `observe`."""
         return len(self._entries)
 
     def _observe(

@@ -1,7 +1,7 @@
-"""Checks during a recording that the ranks that DDP keeps equal are equal.
+"""Checks during a recording that the ranks that DDP should keep equal have equal gradients and parameters.
 
-All ranks of a process group gather the lanes of their gradients and parameters, 32 bytes for each parameter. Then every
-rank compares all lanes, on the writer thread.
+All ranks of a process group gather the lanes (fingerprints) of their gradients and parameters, 16 bytes for each
+tensor. Then every rank compares all lanes, on the writer thread.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ GONE = -(1 << 63)
 
 
 class ReplicasDiffer(DashError, RuntimeError):
-    """Ranks that must have equal gradients and parameters differ."""
+    """Raised if ranks that must have equal gradients and parameters differ."""
 
 
 class Replicas(Observer):
-    """Compares the tensors on which the ranks of each process group must agree.
+    """An observer that compares the tensors on which the ranks of each process group must agree.
 
     Args:
         found: "warn" logs the first difference, "raise" makes `check` raise it.
@@ -55,14 +55,14 @@ class Replicas(Observer):
         self._exchange = Exchange()
 
     def replicated(self, model: DistributedDataParallel) -> None:
-        """The parameters of this model are equal on all ranks of its process group."""
+        """From now on, compare the parameters of this DDP model and their gradients among its process group."""
         self.phases = frozenset({phases.GRADIENT, phases.PARAMETER})
         for name, parameter in model.module.named_parameters():
             if name not in model.parameters_to_ignore:
                 self._groups[parameter] = model.process_group
 
     def seen(self, event: Seen) -> None:
-        """Keep the lanes of tensors that ranks must agree on."""
+        """Keep the lanes of those tensors that ranks must agree on, until the step ends."""
         for group, names in self._split(event.parameters).items():
             if event.failed:
                 device = event.parameters[0][1].device
@@ -72,7 +72,7 @@ class Replicas(Observer):
                 self._keep(group, names, event)
 
     def step_ended(self, step: int) -> None:
-        """Exchange the lanes; the writer thread compares them."""
+        """Exchange the kept lanes among ranks; the writer thread compares them."""
         taken, self._taken = self._taken, {}
         for group, parts in taken.items():
             everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)
@@ -106,9 +106,10 @@ class Replicas(Observer):
         self._taken.setdefault(group, []).append((event.phase, names, kept))
 
     def check(self) -> None:
-        """With "raise", wait until all exchanged lanes have been compared.
+        """With "raise", wait until all exchanged lanes have been compared; otherwise do nothing.
 
-        All ranks have compared the same lanes and call this at the same places, so that all of them raise or none.
+        All ranks have compared the same lanes and call this at the same places, so that either all of them raise or
+        none does.
 
         Raises:
             ReplicasDiffer: ranks differed; raised once.

@@ -1,4 +1,4 @@
-"""Starts a recording in a program that does not call `record`: DASH_GUARD_RECORD=folder."""
+"""Starts a recording in a program that does not call `record`, if the environment has DASH_GUARD_RECORD=folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VARIABLE = "DASH_GUARD_RECORD"
 
 
 def from_environment() -> None:
-    """Record this process from now to its end; the file is made when there is something to record."""
+    """Record this process from now to its end; the file is created when there is something to record."""
     from .recorder import record
 
     recorder = record(os.environ[VARIABLE])

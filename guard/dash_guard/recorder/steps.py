@@ -1,4 +1,4 @@
-"""Turns lanes from devices into the frames of a step, on the writer thread."""
+"""Turns lanes that were copied from devices into the frames of a step in the file, on the writer thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _AFTER_GRAPHS = (phases.LOCAL_GRADIENT, phases.GRADIENT)
 
 @dataclass(frozen=True)
 class FromGraphs:
-    """The hashes of CUDA graphs: the names to which entries refer by number, and the journal that is being copied."""
+    """The fingerprints that CUDA graphs have appended to a journal.
+
+    Attributes:
+        names: name and description of each tensor; entries refer to them by index.
+        ready: waits until the journal has been copied to the host, and returns it.
+    """
 
     names: Sequence[tuple[str, str]]  # with descriptions
     ready: Ready
@@ -31,7 +36,7 @@ class FromGraphs:
 
 @dataclass
 class StepWriter:
-    """Numbers the names of tensors, and writes steps."""
+    """Writes the fingerprints of steps to a file, with a number for each name of a tensor."""
 
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step
@@ -45,7 +50,15 @@ class StepWriter:
         ready: Mapping[torch.device, Ready],
         from_graphs: Sequence[FromGraphs],
     ) -> None:
-        """Wait for the rows of a step and write it, or a part of it."""
+        """Wait for the lanes of a step, or of a part of it, and write its fingerprints.
+
+        Args:
+            file: the file.
+            step: the number of the step.
+            observed: the hashed tensors, in order.
+            ready: for each device, waits for the copy of its lanes and returns the rows.
+            from_graphs: what CUDA graphs have hashed.
+        """
         rows = {device: wait() for device, wait in ready.items()}
         entries = []
         for name, device, row in observed:

@@ -15,16 +15,16 @@ from .start import VARIABLE
 
 
 class ScriptError(DashError, RuntimeError):
-    """A script has ended with an error, or has done nothing that can be recorded."""
+    """Raised if a script has ended with an error, or has done nothing that can be recorded."""
 
 
 def verify(arguments: Sequence[str], folder: Path, say: Callable[[str], None] = lambda text: None) -> Comparison:
-    """Run ``python *arguments`` twice and compare; what the runs print goes to the standard error.
+    """Run ``python *arguments`` twice and compare the two runs; what they print goes to standard error.
 
     Every process that the script starts records into a file of its rank.
 
     Args:
-        arguments: of the Python interpreter: a script, or ``-m`` and a module, and its arguments.
+        arguments: the arguments of the Python interpreter: a script, or ``-m`` and a module, then its own arguments.
         folder: gets the recordings, in the folders ``a`` and ``b``.
         say: is called with a line about each run.
 

@@ -1,1 +1,1 @@
-"""Files of fingerprints: their format, reading untrusted files, and comparing two runs."""
+"""Files of fingerprints: their format, readers that trust no file, and the comparison of two runs."""

@@ -9,7 +9,7 @@ from ..fingerprints.sizes import LANES
 
 
 def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[int]]) -> dict[str, Any] | None:
-    """The first tensor in which ranks differ, None if all agree.
+    """The first tensor in which ranks differ; None if all agree.
 
     Args:
         ranks: global ranks.
@@ -17,8 +17,8 @@ def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[in
         rows: the lanes of all tensors, one row for each rank.
 
     Returns:
-        phase, tensor; groups: ranks that agree, the largest group first; minority: the ranks outside of the largest
-        group, empty if there are two of that size; differing: how many tensors differ.
+        A dictionary. phase, tensor: what differs; groups: ranks that agree, the largest group first; minority: the
+        ranks outside of the largest group, empty if there are two of that size; differing: how many tensors differ.
     """
     if all(row == rows[0] for row in rows):
         return None
@@ -40,7 +40,7 @@ def find(ranks: list[int], labels: Sequence[tuple[str, str]], rows: list[list[in
 
 
 def sentence(finding: dict[str, Any]) -> str:
-    """A finding in words."""
+    """A finding of `find` in words, such as ``rank 3 differs from ranks 0, 1, 2 in gradient head.weight``."""
     what = f"{finding['phase']} {finding['tensor']}"
     others = finding["differing"] - 1
     more = f" (and {others} more tensor{'s' * (others > 1)})" if others else ""

@@ -1,4 +1,4 @@
-"""Matches the steps of two recordings, of which one may be resumed or numbered differently."""
+"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ Values = dict[str, bytes]
 
 @dataclass
 class Step:
-    """A step of one rank in both runs; None for a run that does not have it.
+    """A step of one rank in both runs.
 
-    before: whether the run without it had not begun yet.
+    Attributes:
+        number: the number of the step in run a.
+        rank: the rank.
+        a, b: the entries of the step in each run; None for a run that does not have the step.
+        before: whether the run that lacks the step had not begun yet.
     """
 
     number: int
@@ -29,10 +33,10 @@ class Step:
 
 
 def shift(a: Segments, b: Segments) -> int:
-    """The number that must be added to the step numbers of b.
+    """The number to add to the step numbers of b so that they match those of a.
 
-    It follows from the parameters with which a run begins: the other run begins with them too, or has them after one of
-    its steps. Otherwise, it is 0.
+    It is found by parameters: the initial parameters of one run equal those of the other run, initially or after a
+    step. If they match nothing, it is 0.
     """
     first_a, first_b = (next(Segments(run.paths).steps(), None) for run in (a, b))
     if first_a is None or first_b is None:
@@ -51,9 +55,14 @@ def shift(a: Segments, b: Segments) -> int:
 
 
 def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]:
-    """The matching steps of two recordings of a rank, by the numbers of a.
+    """The matching steps of two recordings of a rank, with the step numbers of a.
 
     The initial parameters of a run are matched with the parameters that the other run had after the step before.
+
+    Args:
+        rank: the rank.
+        a, b: its recordings.
+        shifted: what `shift` returned for them.
     """
     streams = a.steps(), ((number + shifted, entries) for number, entries in b.steps())
     heads = [next(each, None) for each in streams]

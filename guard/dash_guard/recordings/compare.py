@@ -1,4 +1,4 @@
-"""Compares two recordings: finds the first step, rank and tensor that differs. Holds one step of each at a time."""
+"""Compares two recordings: finds the first step, rank and tensor that differ, with one step of each in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LISTED = 20  # differences after the first
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that differs.
+    """A tensor that differs between two runs.
 
     Attributes:
         step, rank: the step, from 1, and the rank, from 0.
@@ -86,11 +86,11 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 diverged, 2 not comparable."""
+        """The exit status of the command for this verdict: 0 equal, 1 diverged, 2 not comparable."""
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The comparison as lists, strings and numbers, for JSON."""
         content = vars(self) | {"exit_code": self.exit_code}
         content["first"] = None if self.first is None else vars(self.first)
         content["others"] = [vars(difference) for difference in self.others]

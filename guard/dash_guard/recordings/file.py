@@ -34,7 +34,10 @@ HEAD, STEP, ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"
 class Name(NamedTuple):
     """The name of a fingerprint.
 
-    phase: one of `phases.PHASES`; tensor: for example ``layers.0.mlp.weight``; description: its dtype and shape.
+    Attributes:
+        phase: one of `phases.PHASES`.
+        tensor: the name of the tensor, for example ``layers.0.mlp.weight``.
+        description: its dtype and shape.
     """
 
     phase: str
@@ -46,7 +49,7 @@ class Name(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A fingerprint and what it is of."""
+    """A fingerprint, 16 bytes, with the name of its tensor."""
 
     name: Name
     fingerprint: bytes
@@ -56,12 +59,18 @@ class Entry(NamedTuple):
 
 
 def path_of(folder: Path, rank: int, segment: int = 0) -> Path:
-    """The file of a rank; each process that goes on with the training of a rank writes a segment of its own."""
+    """The path of the file of a rank.
+
+    Each process that continues the training of a rank after a restart writes a segment of its own.
+    """
     return folder / f"rank{rank:05}{f'.{segment}' if segment else ''}.dash"
 
 
 class Appender:
     """Creates a recording file and appends frames to it; refuses content that a reader would reject.
+
+    Args:
+        path: the file; its folder is created if needed.
 
     Raises:
         FileExistsError: the file already exists; recordings are never overwritten.
@@ -76,7 +85,11 @@ class Appender:
 
     @classmethod
     def next_of(cls, folder: Path, rank: int) -> Appender:
-        """The first segment of a rank that is not there yet."""
+        """Creates the file of the first segment of a rank that does not exist yet.
+
+        Raises:
+            RecordingError: the rank has the largest number of segments already.
+        """
         for segment in range(SEGMENTS):
             with contextlib.suppress(FileExistsError):
                 return cls(path_of(folder, rank, segment))

@@ -1,4 +1,4 @@
-"""The frames of a file, read in blocks and checked before anything is built from them."""
+"""Reads the frames of a recording file, in blocks, and checks them before anything is built from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 16
 
 
 class Frames:
-    """Iterates once over the contents of the frames of a file, up to a torn or damaged one.
+    """An iterator over the contents of the frames of a file, up to a torn or damaged one; it can be used once.
 
     The file is opened anew for every block.  So a comparison has one file open, however many ranks there are.
 
@@ -35,14 +35,20 @@ class Frames:
         self._contents = self._read()
 
     def __iter__(self) -> Iterator[bytes]:
-        """
+        """Yields the content of each frame, as bytes without length and checksum.
+
         Raises:
             RecordingError: the file cannot be read, is no recording of this version, or has a frame that is too long.
         """
         return self._contents
 
     def error(self, found: str, allowed: str) -> RecordingError:
-        """An error that names the byte at which the last frame begins."""
+        """Returns an error whose text names the byte at which the last frame begins.
+
+        Args:
+            found: what is wrong.
+            allowed: what is expected.
+        """
         return RecordingError(self.path, f"{found}, at byte {self.start}", allowed)
 
     def _read(self) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The limits of a file of a recording.  A recorder keeps to them, and a reader builds nothing beyond them.
+"""The limits of the sizes and counts in a recording file.  A recorder keeps to them, and a reader refuses more.
 
 A recorded step of a model with 300 parameters takes some 20 KiB, and so a million of them 20 GiB.  A file is read in
 blocks, one step at a time: of these limits only those on names and on a step decide how much memory that takes.

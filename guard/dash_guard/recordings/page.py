@@ -1,4 +1,4 @@
-"""A comparison as one page that needs no other file and no network."""
+"""Shows a comparison as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COLOURS = {"equal": "--good", "diverged": "--bad", "not comparable": "--unsure"
 
 
 def html(result: Comparison) -> str:
-    """The page."""
+    """The HTML page about a comparison."""
     parts = [_runs(result)]
     if result.first is not None:
         parts.append(_first(result, result.first))

@@ -1,4 +1,4 @@
-"""The file of one rank, read from its beginning.
+"""Reads the file of one rank from its beginning.
 
 A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
 hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
@@ -24,9 +24,10 @@ class Recording:
 
     Attributes:
         path: the file.
-        facts: what the "environment" and "facts" frames said, up to where `steps` has read.
-        findings: the first "finding" frames up to there, at most 100; findings_count: all of them.
-        unseen: tensors without fingerprints and why, up to there.
+        facts: the contents of the "environment" and "facts" frames that `steps` has read up to now.
+        findings: the contents of the first 100 "finding" frames up to now.
+        findings_count: the number of all "finding" frames up to now.
+        unseen: for each tensor without fingerprints, the reason, up to now.
         ended: whether the recording was closed; known after the last step.
         torn: the byte at which a torn or damaged frame begins, None without one; known after the last step.
     """
@@ -48,10 +49,10 @@ class Recording:
         return self._frames.torn
 
     def begin(self) -> None:
-        """Read the facts that stand at the beginning, where the process lived long enough to write them.
+        """Read the facts in the first frame, if the process lived long enough to write it.
 
         Raises:
-            RecordingError: as for `steps`.
+            RecordingError: see `steps`.
         """
         for content in self._frames:
             found = self._object(content) if content[:1] == b"J" else {}
@@ -61,11 +62,11 @@ class Recording:
             return
 
     def steps(self) -> Iterator[tuple[int, list[Entry]]]:
-        """The steps that were recorded, in order, with their entries in the order of observation.
+        """Yields the recorded steps in order, as (number, entries), with the entries in the order of observation.
 
         Raises:
             RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
-                what it may have.
+                what a file may contain.
         """
         if not self.facts:
             self.begin()

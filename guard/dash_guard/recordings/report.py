@@ -1,4 +1,4 @@
-"""A comparison as text."""
+"""Shows a comparison as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 100
 
 
 def headline(result: Comparison) -> str:
-    """The result in one sentence."""
+    """The result of a comparison in one sentence."""
     ranks = "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
     steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     if result.first is not None:
@@ -29,7 +29,7 @@ def headline(result: Comparison) -> str:
 
 
 def text(result: Comparison) -> str:
-    """The result for a terminal, at most 100 columns wide where names allow; see `untrusted.printable`."""
+    """A comparison as text for a terminal, at most 100 columns wide where names allow, without control characters."""
     lines = [headline(result), "", f"  a  {result.a}", f"  b  {result.b}"]
     if result.first is not None:
         lines += ["", "In the first tensor that differs, there is", ""]
@@ -63,7 +63,7 @@ def others(result: Comparison) -> str:
 
 
 def shown(value: Any) -> str:
-    """A fact as text."""
+    """A fact of a comparison as text; "-" for None and []."""
     if value is None or value == []:
         return "-"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""The recordings of all ranks of a run.
+"""Reads the recordings of all ranks of a run.
 
 A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
 hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
@@ -22,8 +22,11 @@ from .segments import Segments
 class Run:
     """The files of all ranks in a folder, each of them read as far as `Recording.begin` does.
 
+    Args:
+        folder: the folder.
+
     Attributes:
-        recordings: by rank, in ascending order.
+        recordings: the files of each rank, by rank in ascending order.
         world_size: how many ranks the run had; None if no file is long enough to say so.
 
     Raises:
@@ -56,7 +59,7 @@ class Run:
         self.world_size = facts["world_size"]
 
     def missing(self) -> list[range]:
-        """The ranks that have no file, as far as it is known how many there were."""
+        """The ranks that have no file, as ranges; if the number of ranks is unknown, those below the last one found."""
         bounds = [-1, *self.recordings, self.world_size or 0]
         gaps = (range(before + 1, after) for before, after in itertools.pairwise(bounds))
         return [gap for gap in gaps if gap]

@@ -1,4 +1,6 @@
-"""Checks completely what a frame of JSON may say: fields, types, ranges and counts.
+"""Checks completely what a JSON frame of a recording may contain: fields, types, ranges and counts.
+
+The types of frames and their fields:
 
 environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
 facts        numerics_keys
@@ -23,10 +25,10 @@ Check = Callable[[str, Any], None]
 
 
 def read(content: bytes) -> dict[str, Any]:
-    """The object in a frame of JSON, with its "type".
+    """Parse and check a JSON frame; returns its object, including its "type".
 
     Raises:
-        Refused: it is not one of these.
+        Refused: the content is none of the frames listed above.
     """
     found = parse_json(content, VALUES)
     if not isinstance(found, dict):

@@ -1,4 +1,7 @@
-"""The files of one rank as one recording: a restarted process goes on in a new segment, from where training resumed."""
+"""The files of one rank as one recording.
+
+A restarted process continues in a new file, a segment, from the step at which training resumed.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from .recording import Recording
 
 
 class Segments:
-    """Reads the files of a rank in order; what a later one has again, the earlier ones do not count for.
+    """Reads the files of a rank in order; a step that a later file repeats is ignored in the earlier ones.
 
     Attributes:
-        paths: the files; path: the last of them.
+        paths: the files, in order.
+        path: the last of them.
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -24,22 +28,22 @@ class Segments:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the files said, up to where `steps` has read; later ones replace what earlier ones said."""
+        """The facts in all files, up to where `steps` has read; those of later files replace those of earlier ones."""
         return {name: value for part in self._parts for name, value in part.facts.items()}
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """The first findings of every file."""
+        """The first findings in every file, at most 100 of each."""
         return [finding for part in self._parts for finding in part.findings]
 
     @property
     def findings_count(self) -> int:
-        """All findings."""
+        """The number of all findings in the files."""
         return sum(part.findings_count for part in self._parts)
 
     @property
     def unseen(self) -> dict[str, str]:
-        """Tensors without fingerprints and why."""
+        """For each tensor without fingerprints, the reason."""
         return {name: why for part in self._parts for name, why in part.unseen.items()}
 
     @property
@@ -49,23 +53,23 @@ class Segments:
 
     @property
     def torn(self) -> int | None:
-        """The byte of the last file at which a torn or damaged frame begins, None without one."""
+        """The byte at which a torn or damaged frame begins in the last file, None without one."""
         return self._parts[-1].torn
 
     def begin(self) -> None:
         """Read the facts at the beginning of every file.
 
         Raises:
-            RecordingError: as for `Recording.steps`.
+            RecordingError: see `Recording.steps`.
         """
         for part in self._parts:
             part.begin()
 
     def steps(self) -> Iterator[tuple[int, list[Entry]]]:
-        """The steps of all files, ascending; holds one step of each file.
+        """Yields the steps of all files as (number, entries), in ascending order; holds one step of each file.
 
         Raises:
-            RecordingError: as for `Recording.steps`.
+            RecordingError: see `Recording.steps`.
         """
         streams = [part.steps() for part in self._parts]
         firsts = [next(stream, None) for stream in streams]

@@ -1,6 +1,4 @@
-"""The writer thread, which waits for the device and writes the file, so that training does not wait and does not
-fail.
-"""
+"""The thread that waits for devices and writes a recording's file, so that training neither waits nor fails."""
 
 from __future__ import annotations
 
@@ -19,36 +17,36 @@ _QUEUED = 64  # jobs that may wait; then training waits for the disk, instead of
 
 
 class File(Protocol):
-    """Takes frames."""
+    """The interface of a recording file that is being written."""
 
     def json(self, content: dict[str, Any]) -> None:
-        """Write an object, see `schema`."""
+        """Write a JSON frame, see `schema`."""
 
     def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
-        """Write fingerprints of a step, by the numbers of their names."""
+        """Write fingerprints of a step, as (number of the tensor's name, 16 bytes)."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the file; nothing is written after that."""
 
 
 class Nowhere:
-    """Replaces a file that cannot be written; jobs still compare ranks."""
+    """A `File` that discards everything, in place of one that cannot be written; jobs still compare ranks."""
 
     def json(self, content: dict[str, Any]) -> None:
-        """Write nothing."""
+        """Discards the frame."""
 
     def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
-        """Write nothing."""
+        """Discards the fingerprints."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, since no file is open."""
 
 
 Job = Callable[[File], None]
 
 
 class Writer:
-    """Runs jobs one after the other, on a thread of its own.
+    """Runs jobs, functions that write to the file of a rank, one after the other on a thread of its own.
 
     If the file cannot be written, there is one warning, and the recording of this rank ends; training goes on, and so
     do jobs that other ranks depend on.
@@ -74,11 +72,16 @@ class Writer:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job."""
+        """Queue a job; waits if too many jobs are waiting."""
         self._jobs.put(job)
 
     def leave(self, name: str, why: str) -> None:
-        """End the file with a reason, so that `compare` reports it as cut off; jobs still run."""
+        """End the file with a reason, so that `compare` reports it as cut off; later jobs still run, without a file.
+
+        Args:
+            name: what is missing from the recording.
+            why: the reason.
+        """
 
         def job(file: File) -> None:
             file.json({"type": "unseen", "name": name, "reason": why})
@@ -88,7 +91,7 @@ class Writer:
         self.put(job)
 
     def close(self) -> None:
-        """Finish all jobs, and end the recording."""
+        """Finish all jobs, mark the recording as complete, and close the file."""
         self._jobs.put(None)
         self._thread.join()
 

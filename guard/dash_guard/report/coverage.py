@@ -1,4 +1,4 @@
-"""Keeps what the guard has checked, and what it has not; the report shows both."""
+"""Counts what the guard has checked, and what it has not; the report shows both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNSEEN = 100  # the largest number of different reasons of one check
 
 
 class Coverage:
-    """Counts by check what was checked, and the reasons why something was not checked."""
+    """For each check, counts of what was checked, and of what was not checked by reason."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
@@ -17,20 +17,20 @@ class Coverage:
         self._reported: dict[str, Any] = {}
 
     def count(self, check: str, **numbers: int) -> None:
-        """Add to numbers of a check, such as ``steps=1, tensors=155``."""
+        """Add to the counts of a check, such as ``steps=1, tensors=155``."""
         counts = self._counts.setdefault(check, {})
         for name, number in numbers.items():
             counts[name] = counts.get(name, 0) + number
 
     def unseen(self, check: str, why: str, times: int = 1) -> None:
-        """Count something that was not checked; `why` is a reason in words."""
+        """Count something that a check did not compare; `why` is a reason in words."""
         reasons = self._unseen.setdefault(check, {})
         if why not in reasons and len(reasons) >= _UNSEEN:
             why = "other reasons"
         reasons[why] = reasons.get(why, 0) + times
 
     def news(self) -> dict[str, Any]:
-        """What was added since the last call, in the form of `to_dict`."""
+        """The counts added since the last call, in the form of `to_dict`."""
         now, before = self.to_dict(), self._reported
         self._reported = now
         return {
@@ -47,7 +47,7 @@ class Coverage:
         }
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add what `to_dict` of another coverage returned."""
+        """Add the counts of another coverage, as its `to_dict` returned them."""
         for check, entry in other.items():
             self.count(check, **entry.get("counts", {}))
             for why, times in entry.get("unseen", {}).items():

@@ -1,4 +1,4 @@
-"""Findings of the guard: one finding is one line of JSON in ``findings.jsonl``."""
+"""Findings of the guard; each is one line of JSON in ``findings.jsonl``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Finding:
                 raise ArgumentError(name, getattr(self, name), allowed)
 
     def to_json(self) -> str:
-        """One line of JSON, without a line feed."""
+        """The finding as one line of JSON, without a line feed."""
         return json.dumps({"v": VERSION, **asdict(self)}, separators=(",", ":"), allow_nan=False)
 
 
@@ -130,7 +130,11 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 class FindingsFile:
-    """The file ``findings.jsonl`` in a folder; each finding is appended at once."""
+    """The file ``findings.jsonl`` in a folder, to which each finding is appended at once.
+
+    Args:
+        folder: the folder; it is created if needed.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +154,7 @@ class FindingsFile:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Finding]:
-    """Read all findings of a folder, in the order in which they were made; [] if there are none.
+    """Read all findings from the ``findings.jsonl`` of a folder, in order; [] if there is no such file.
 
     Raises:
         RecordingError: the file cannot be read or is no file of findings.

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no other file and no network."""
+"""Shows the report of a guard as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ p { margin: 4px 0 10px; } .soft { color: var(--soft); } .scroll { overflow-x: au
 
 
 def html(report: Report) -> str:
-    """The page."""
+    """The HTML page of a report."""
     title = f"Guard: {headline(report)}"
     parts = [_finding(finding) for finding in report.findings]
     parts.append(_section("What was checked", _coverage(report)))

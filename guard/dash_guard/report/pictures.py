@@ -45,10 +45,10 @@ def of(finding: Finding) -> str:
 
 
 def write(findings: Iterable[Finding], folder: Path) -> None:
-    """Write the pictures of findings to files that are named by the number and the kind of the finding.
+    """Write the pictures of findings to SVG files named by the number and the kind of the finding.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, finding in enumerate(findings, 1):

@@ -26,7 +26,7 @@ _FILE, _FILES, _VALUES = 4 << 20, 4096, 1 << 16
 
 @dataclass(frozen=True)
 class Report:
-    """What was found and what was checked.
+    """What a guard has found and checked in a run.
 
     Attributes:
         folder: the folder of the guard.
@@ -43,7 +43,7 @@ class Report:
     joined: int
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON."""
+        """The report as dictionaries, lists, strings and numbers, for JSON."""
         return {
             "v": VERSION,
             "folder": self.folder,
@@ -64,7 +64,7 @@ def load(folder: Path) -> Report:
     """Read a report from an untrusted folder.
 
     Raises:
-        RecordingError: the folder is none of a guard, or a file in it is damaged.
+        RecordingError: the folder does not come from a guard, or a file in it is damaged.
     """
     if not folder.is_dir():
         raise RecordingError(folder, "no such folder", "a folder that a guard has written")
@@ -117,7 +117,7 @@ def _number(value: Any) -> int:
 
 
 def headline(report: Report) -> str:
-    """The number of findings by severity, in one line."""
+    """The number of findings of a report by severity, in one line."""
     counts: Counter[str] = Counter(finding.severity for finding in report.findings)
     if not counts:
         return "nothing was found"
@@ -126,7 +126,7 @@ def headline(report: Report) -> str:
 
 
 def text(report: Report) -> str:
-    """The report as text for a terminal."""
+    """The report of a guard as text for a terminal."""
     lines = [f"{report.folder}: {headline(report)}; {ranks_seen(report)}"]
     for finding in report.findings:
         lines += ["", f"{finding.severity}: {when(finding)}{finding.sentence}"]
@@ -141,20 +141,20 @@ def text(report: Report) -> str:
 
 
 def ranks_seen(report: Report) -> str:
-    """How many ranks were watched, in words."""
+    """How many ranks were watched, in words: "7 of 8 ranks were watched"."""
     if not report.world:
         return "no rank has joined"
     return f"{report.joined} of {report.world} ranks were watched"
 
 
 def when(finding: Finding) -> str:
-    """The step and the stage of a finding, as a prefix of its sentence."""
+    """The step and the stage of a finding, as a prefix of its sentence; "" without a step."""
     stage = f", {finding.stage}" if finding.stage else ""
     return f"step {finding.step}{stage}: " if finding.step else ""
 
 
 def details(finding: Finding) -> list[tuple[str, str]]:
-    """The other fields of a finding, by name."""
+    """The other fields of a finding that are not empty, as (name, text)."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finding.time)) if 0 < finding.time < 1 << 40 else ""
     late = f"{finding.latency_s:.1f} s after it began" if finding.latency_s is not None else ""
     found = [

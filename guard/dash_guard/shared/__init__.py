@@ -1,1 +1,1 @@
-"""What checks and detectors agree on: names of classes of ranks, roots of digests, votes, processes of a node."""
+"""What checks and detectors agree on: names of classes of ranks, digests, votes, heartbeats, processes of a node."""

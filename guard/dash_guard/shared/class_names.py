@@ -1,4 +1,4 @@
-"""Names of classes of ranks that must hold equal bits, as messages contain them; imports no torch."""
+"""Names of classes of ranks, which must hold tensors with equal bits, as messages contain them; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
 
 
 def spelled(ranks: Sequence[int]) -> str:
-    """The name of a class, such as ``0-3`` or ``1-13:4,18``: runs of equal distance."""
+    """The name of a class of ranks: its runs of evenly spaced ranks, such as ``0-3`` or ``1-13:4,18``."""
     runs, left = [], sorted(ranks)
     while left:
         run = left[:1]
@@ -32,7 +32,7 @@ def spelled(ranks: Sequence[int]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def members(name: str, world: int) -> tuple[int, ...] | None:
-    """The ranks of a class by an untrusted name; None if the name is invalid."""
+    """The ranks in the class that an untrusted name means, ascending; None if the name is invalid."""
     found: set[int] = set()
     if len(name) > LENGTH:
         return None

@@ -1,4 +1,4 @@
-"""What ranks and the monitor know about heartbeats: their period, and how they encode lists of ranks."""
+"""What ranks and the monitor agree on for heartbeats: their period, and the encoding of lists of ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def packed(ranks: Sequence[int]) -> list[int]:
 
 
 def unpacked(ranks: Sequence[int]) -> tuple[int, ...]:
-    """Decode what `packed` has encoded; at most 2**20 ranks.
+    """Decode a list of ranks that `packed` has encoded; at most 2**20 ranks.
 
     Raises:
-        ValueError: `packed` has not encoded this.
+        ValueError: `packed` cannot have returned this.
     """
     if ranks[:1] == (-1,) or ranks[:1] == [-1]:
         return tuple(ranks[1:])

@@ -1,4 +1,4 @@
-"""What Linux knows about the processes of ranks: running, stopped, waiting for a disk, or ended and how."""
+"""The states of the ranks' processes, as Linux reports them: running, stopped, waiting for a disk, or ended and how."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class State:
     """The state of a process.
 
     Attributes:
-        pid: the number of the process.
+        pid: the process id.
         state: `STOPPED`, `DISK`, `ENDED`, or "" for any other state.
-        status: the status of a process that has ended, as `os.waitpid` returns it, if it could be read.
+        status: the status of a process that has ended, as `os.waitpid` returns it; None if it is unknown.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class State:
 
 @functools.cache
 def node() -> str:
-    """A name of the process namespace: of a container, or of a running machine; "" if it is unknown."""
+    """An identifier of this process's PID namespace: of a container, or of a machine since its boot; "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
@@ -42,7 +42,11 @@ def node() -> str:
 
 
 def words(status: int) -> str:
-    """A description of how a process has ended: ``signal SIGKILL`` or ``exit status 1``."""
+    """Describes how a process has ended: ``signal SIGKILL`` or ``exit status 1``.
+
+    Args:
+        status: as `os.waitpid` returns it.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -53,7 +57,7 @@ def words(status: int) -> str:
 
 
 def descendants(root: int) -> set[int]:
-    """All processes that `root` has started, directly or indirectly."""
+    """The ids of all processes that process `root` has started, directly or indirectly."""
     parents: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -66,7 +70,7 @@ def descendants(root: int) -> set[int]:
 
 
 class Processes:
-    """Watches processes of this node, whoever has started them; the end of a process is noticed at once."""
+    """Watches processes of this node, whichever process has started them; `wait` returns at once when one ends."""
 
     def __init__(self) -> None:
         self._states: dict[int, str] = {}
@@ -74,7 +78,7 @@ class Processes:
         self._ends = select.poll()
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these too."""
+        """Also watch the processes with these ids."""
         for pid in pids:
             if pid in self._states:
                 continue
@@ -87,7 +91,7 @@ class Processes:
             self._ends.register(descriptor, select.POLLIN)
 
     def changed(self) -> list[State]:
-        """The processes whose state has changed since the last call; a process that has ended is returned once."""
+        """The new states of processes whose state changed since the last call; an ended process is returned once."""
         changed = []
         for pid, before in tuple(self._states.items()):
             fields = _stat(pid)

@@ -1,4 +1,4 @@
-"""What checks of bits and their detectors agree on: stages, and sizes of digests in messages; imports no torch."""
+"""What the checks of bits and their detectors agree on: stages, and sizes of digests; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of ranks that agree: pure functions over what ranks have computed."""
+"""Pure functions that group ranks by what they have computed, and find the minority or the first difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ def groups(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], ...]:
 
 
 def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest group if that has more than half of all ranks; () otherwise."""
+    """The ranks outside the largest group if that has more than half of all ranks; () otherwise.
+
+    Args:
+        of: groups of ranks, the largest first, see `groups`.
+    """
     count = sum(map(len, of))
     if len(of) < 2 or 2 * len(of[0]) <= count:
         return ()
@@ -22,7 +26,11 @@ def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def classes(works: Mapping[int, str]) -> list[list[int]]:
-    """Classes of ranks that do the same work and therefore must agree."""
+    """Lists of ranks that do the same work and therefore must compute the same.
+
+    Args:
+        works: for each rank, a text that identifies its work.
+    """
     by_work: dict[str, list[int]] = {}
     for rank in sorted(works):
         by_work.setdefault(works[rank], []).append(rank)
@@ -30,11 +38,11 @@ def classes(works: Mapping[int, str]) -> list[list[int]]:
 
 
 def first_difference(rows: Mapping[int, Sequence[Hashable]], peers: Sequence[Sequence[int]]) -> int | None:
-    """The first place at which ranks of one class differ, None if there is none; a shorter row differs after its end.
+    """The first index at which ranks of one class differ, None if there is none; a shorter row differs after its end.
 
     Args:
-        rows: by rank, what it has computed, in order.
-        peers: classes of ranks, see `classes`.
+        rows: for each rank, what it has computed, in order.
+        peers: the classes: lists of ranks that must compute the same, see `classes`.
     """
     places = [place for ranks in peers if (place := _first([rows[rank] for rank in ranks])) is not None]
     return min(places, default=None)

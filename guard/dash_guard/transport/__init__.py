@@ -1,1 +1,1 @@
-"""Messages of ranks, and how they reach the monitor: within a process, or over TCP with a shared secret."""
+"""Messages between ranks and the monitor, and their transport: in one process, or over TCP with a shared secret."""

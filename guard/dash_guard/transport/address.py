@@ -1,4 +1,4 @@
-"""Addresses in the form HOST:PORT."""
+"""Network addresses in the form HOST:PORT."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host name or address is one of the loopback interface, which only this machine can reach."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def reachable(host: str) -> str:
-    """The host at which this machine reaches a socket that listens at `host`."""
+    """The host by which this machine reaches its own socket that listens at `host`, which may be a wildcard address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -1,4 +1,4 @@
-"""How a rank finds the monitor of its job, and starts one if there is none."""
+"""Finds the monitor of a rank's job, and starts one if there is none."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ Found = tuple[tuple[str, int], str]
 
 
 def run_name() -> str:
-    """A name of the job that is equal on all ranks, and another one after a restart."""
+    """A name of the job that is equal on all ranks, and differs after a restart."""
     return "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")) + (
         "/" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     )
 
 
 def from_environment() -> Found | None:
-    """Address and secret of the monitor of `dash-guard watch`, from the environment; None if there is none."""
+    """Address and secret of the monitor that `dash-guard watch` hosts, from the environment; None without one."""
     address, secret = os.environ.get(ADDRESS), wire.secret_of(os.environ)
     return (parse_address(address), secret) if address and secret else None
 
 
 def from_folder(folder: Path) -> Found | None:
-    """Address and secret of the monitor that a rank of this job has started; None as long as there is none."""
+    """Address and secret of the monitor that rank 0 of this job has started, from a file; None while there is none.
+
+    Raises:
+        OSError: the file cannot be read, or is damaged.
+    """
     try:
         raw = parse_json(read_regular(folder / FILE, 4096), 64)
         if raw["run"] != run_name():
@@ -54,7 +58,13 @@ def from_folder(folder: Path) -> Found | None:
 
 
 def publish(folder: Path, run: str, address: tuple[str, int], secret: str) -> Path:
-    """Write the address and the secret of a monitor to the folder, for other ranks.
+    """Write the address and the secret of a monitor to a file in the folder, for other ranks.
+
+    Args:
+        folder: the folder of the guard.
+        run: the name of the job, see `run_name`.
+        address: host and port.
+        secret: the secret that ranks must know.
 
     Returns:
         The path of the file.
@@ -72,7 +82,7 @@ def publish(folder: Path, run: str, address: tuple[str, int], secret: str) -> Pa
 
 
 def start_monitor(folder: Path) -> None:
-    """Start a monitor in a process of its own, which outlives this one.
+    """Start a monitor in a process of its own, which outlives this process.
 
     Raises:
         OSError: the process cannot be started.

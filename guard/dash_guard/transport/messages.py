@@ -17,11 +17,11 @@ _VALUES = 1 << 14
 
 @dataclass(frozen=True)
 class Message:
-    """A message of one rank to the monitor, or of the monitor to a rank.
+    """A message from a rank to the monitor, or from the monitor to a rank.
 
     Attributes:
         kind: what the message is about: the name of a check, "heartbeat", or "facts" about the environment.
-        rank: the rank that sends it.
+        rank: the rank that sends it; 0 if the monitor does.
         step: the number of the training step, from 1; 0 before the first.
         body: values of JSON types; digests are hexadecimal.
     """
@@ -35,7 +35,7 @@ class Message:
         """Encode the message as JSON.
 
         Raises:
-            ArgumentError: it is larger than `SIZE`.
+            ArgumentError: the encoded message is larger than `SIZE`.
         """
         encoded = json.dumps([self.kind, self.rank, self.step, self.body], separators=(",", ":")).encode()
         if len(encoded) > SIZE:
@@ -47,7 +47,7 @@ def decode(content: bytes, world: int = RANKS) -> Message:
     """Decode a message from untrusted bytes.
 
     Raises:
-        Refused: they are no message of one of `world` ranks.
+        Refused: the bytes are not a message, or its rank is not below `world`.
     """
     if len(content) > SIZE:
         raise Refused(f"a message of {len(content)} bytes, where {SIZE} are allowed")

@@ -1,8 +1,8 @@
-"""Sends messages across processes and machines through a `TCPStore` of PyTorch, which the monitor hosts for the guard.
+"""Sends messages across processes and machines through a PyTorch `TCPStore`, which the monitor hosts for the guard.
 
 It is never the store of the training: nothing here waits for what the training waits for. Ranks push their messages
-into one queue of the store; requests of the monitor to a rank lie in a queue of that rank. The end of a rank has a
-thread of its own and a bounded queue; the end of the monitor takes messages when it is asked.
+into one queue of the store; requests of the monitor to a rank lie in a queue of that rank. A rank's end has a thread of
+its own and a bounded queue; the monitor's end takes messages when it is asked.
 
 The store itself knows no secret. So every message has an authentication code (`wire`); a message without one is refused
 and counted.
@@ -50,7 +50,7 @@ _TO_MONITOR, _TO_RANK, _GREETING = b"up", b"down", b"begin"  # directions
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Open a socket for `Server`; port 0 chooses a free port.
+    """Open a listening socket for `Server`; port 0 chooses a free port.
 
     Raises:
         OSError: the address cannot be used.
@@ -60,7 +60,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 class Line:
-    """The end of a rank (`channel.Channel`).
+    """A rank's end of the message channel (`channel.Channel`), with a thread that sends and receives.
 
     Args:
         find: returns the address of the monitor and the secret, or None as long as there is none; called on the thread.
@@ -89,11 +89,11 @@ class Line:
 
     @property
     def cut(self) -> str:
-        """Why messages no longer reach the monitor; "" as long as they do."""
+        """Why messages no longer reach the monitor; "" while they do."""
         return self._cut
 
     def send(self, message: Message) -> None:
-        """Send a message; never waits, never raises."""
+        """Queue a message for the monitor; never waits, never raises."""
         if os.getpid() != self._process:
             return
         try:
@@ -110,7 +110,7 @@ class Line:
             self._queue.append(content)
 
     def orders(self) -> list[Message]:
-        """The requests of the monitor to this rank."""
+        """The requests of the monitor to this rank that have arrived since the last call."""
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class _End:
         self._pushed, self._popped, self._queue = 0, -1, f"{_DOWN}/{self._nonce.hex()}"
 
     def push(self, content: bytes) -> None:
-        """Send a message; waits only for space in the connection."""
+        """Send an encoded message to the monitor; waits only for space in the connection."""
         sealed = wire.seal(self._key, _TO_MONITOR, self._pushed, content)
         self._pushed += 1
         try:
@@ -194,10 +194,10 @@ class _End:
             raise _closed(error) from error
 
     def pop(self) -> list[bytes]:
-        """The messages of the monitor that have arrived.
+        """The encoded messages from the monitor that have arrived since the last call.
 
         Raises:
-            Refused: another process has written, changed or taken one.
+            Refused: another process has written, changed or taken a message.
         """
         sealed: list[bytes] = []
         try:
@@ -229,10 +229,10 @@ class _Session:
 
 
 class Server:
-    """The end of the monitor (`channel.Mailbox`).
+    """The monitor's end of the message channel (`channel.Mailbox`), which hosts the store.
 
     Args:
-        listener: a socket of `listen`; the store takes it over.
+        listener: a socket from `listen`; the store takes it over.
         secret: the secret of the job.
         coverage: counts messages that were refused or lost.
 

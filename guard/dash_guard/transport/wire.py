@@ -1,4 +1,4 @@
-"""Authenticates messages: a code and a number prove that a rank or the monitor of this job has written a message.
+"""Authenticates messages, by a code and a number: each proves to come from a rank or the monitor of this job.
 
 The code (a keyed BLAKE2b) covers the direction and the number of the message. Its key is derived from the secret of the
 job and from random bytes of both ends. So a message that was recorded elsewhere, changed or repeated is refused, and a
@@ -35,7 +35,7 @@ def new_secret() -> str:
 
 
 def secret_of(environment: Mapping[str, str]) -> str | None:
-    """The secret in the environment of a process; None if there is none.
+    """The secret of the job in the environment of a process, or in the file that it names; None if there is none.
 
     Raises:
         ArgumentError: the secret is too short, or others can read its file.
@@ -60,24 +60,36 @@ def _read(path: Path) -> str:
 
 
 def session_key(secret: str, monitor: bytes, rank: bytes) -> bytes:
-    """The key of the messages between two ends, derived from the secret and the random bytes of both."""
+    """The key for the messages between a rank and the monitor, 32 bytes.
+
+    Args:
+        secret: the secret of the job.
+        monitor, rank: the random bytes of both ends.
+    """
     key = hashlib.blake2b(secret.encode(), digest_size=32).digest()
     return hashlib.blake2b(monitor + rank, key=key, digest_size=32).digest()
 
 
 def seal(key: bytes, direction: bytes, number: int, content: bytes) -> bytes:
-    """Put the number and the code before a message."""
+    """The message with its number (8 bytes) and its authentication code (16 bytes) before it.
+
+    Args:
+        key: the session key.
+        direction: to the monitor or to the rank, so that a message cannot be sent back.
+        number: the number of the message in this direction.
+        content: the message.
+    """
     return number.to_bytes(_NUMBER, "big") + _code(key, direction, number, content) + content
 
 
 def unseal(key: bytes, direction: bytes, sealed: bytes) -> tuple[int, bytes]:
-    """Check the code of a sealed message.
+    """Check the authentication code of a sealed message.
 
     Returns:
         The number and the content of the message.
 
     Raises:
-        Refused: `seal` has not made it with this key and direction.
+        Refused: the message was not sealed with this key and direction.
     """
     number = int.from_bytes(sealed[:_NUMBER], "big")
     code, content = sealed[_NUMBER : _NUMBER + _CODE], sealed[_NUMBER + _CODE :]

@@ -1,1 +1,1 @@
-"""What differs between versions of torch: process groups, wrappers, the flight recorder, frames of threads."""
+"""Wraps what differs between versions of torch: process groups, wrappers, the flight recorder, frames of threads."""

@@ -28,7 +28,7 @@ def is_up() -> bool:
 
 
 def entries() -> list[dict[str, Any]]:
-    """The collectives that were entered lately, in order of entry, as the flight recorders of PyTorch have them.
+    """The latest collectives that this process has entered, in order of entry, as PyTorch's flight recorders have them.
 
     In torch 2.11 to 2.14, NCCL has a flight recorder of its own. From 2.15 on, each backend has one, which is read by
     the backend's name; that of "nccl" is "nccl2" by default. That of gloo has no completion times, but marks completed
@@ -71,7 +71,7 @@ def _backends() -> set[str]:
 
 
 def groups() -> dict[str, list[int]]:
-    """The ranks of every process group of this process, by its name in `entries`."""
+    """The ranks of every process group of this process, by the name that the group has in `entries`."""
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
@@ -83,14 +83,14 @@ def groups() -> dict[str, list[int]]:
 
 
 def device_uuid() -> str:
-    """The UUID of the current GPU, "" without one; starts no CUDA context."""
+    """The UUID of the current GPU, "" if there is none or CUDA has not been initialized; starts no CUDA context."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return ""
     return str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
 
 
 class Board:
-    """Words that any rank of a job can write and all ranks can read, without waiting for each other.
+    """A shared set of words, to which any rank of a job can add and which all ranks can read, without waiting.
 
     Args:
         store: the store of the job, with a prefix.
@@ -100,12 +100,12 @@ class Board:
         self._store = store
 
     def write(self, word: str) -> None:
-        """Write a word; does nothing if the store is gone."""
+        """Add a word; does nothing if the store is gone."""
         with contextlib.suppress(Exception):
             self._store.set(word, "")
 
     def has(self, word: str) -> bool:
-        """Whether a rank has written a word; False if the store is gone."""
+        """Whether any rank has written a word; False if the store is gone."""
         try:
             return bool(self._store.check([word]))
         except Exception:
@@ -113,11 +113,11 @@ class Board:
 
 
 class NotAllCame(Exception):
-    """Not all ranks came to a meeting; they can come to another one."""
+    """Raised if not all ranks came to a meeting in time; they can come to another one."""
 
 
 def meet(name: str, settings: str, patience: float, timeout: timedelta) -> tuple[Any, Board | None, str]:
-    """Connect all ranks of the job by gloo, apart from all process groups that the program knows.
+    """Connect all ranks of the job by gloo, with a process group that the program does not know.
 
     Each rank registers in the store of the job. The last one writes "open"; a rank that has waited too long, or finds
     other settings, writes the reason. The store keeps the first word, which holds for all ranks.
@@ -129,11 +129,12 @@ def meet(name: str, settings: str, patience: float, timeout: timedelta) -> tuple
         timeout: timeout of all collectives of the group.
 
     Returns:
-        A group for `torch.distributed.all_gather`, which ends on all ranks when any rank drops its last reference, a
-        board of its ranks, and ""; or None, None, and why there is no group.
+        (group, board of its ranks, ""), or (None, None, why there is no group); the reason is "" if there is only one
+        rank. The group works with `torch.distributed.all_gather`, and ends on all ranks when any rank drops its last
+        reference to it.
 
     Raises:
-        NotAllCame: a rank has waited too long for another one; all ranks that came learn of it.
+        NotAllCame: a rank has waited too long for another one; all ranks that came get this error.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     if world < 2:
@@ -168,5 +169,5 @@ def meet(name: str, settings: str, patience: float, timeout: timedelta) -> tuple
 
 
 def part() -> None:
-    """Forget the group that `meet` has made."""
+    """Forget the ranks of the group that `meet` has made, so that `groups` no longer lists it."""
     _met.clear()

@@ -1,4 +1,7 @@
-"""Sets the variables that the first process group must find, so that collectives are recorded; imports no torch."""
+"""Sets the environment variables with which PyTorch's flight recorder records collectives; imports no torch.
+
+They must be set before the first process group is created.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,6 @@ VARIABLES = {"TORCH_FR_BUFFER_SIZE": "512", "TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Set `VARIABLES`, except for what the user has set."""
+    """Set `VARIABLES` in an environment, except for those that the user has set."""
     for name, value in VARIABLES.items():
         environment.setdefault(name, value)

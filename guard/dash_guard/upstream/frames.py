@@ -1,4 +1,4 @@
-"""Places in PyTorch's sources by which a thread shows what it is busy with."""
+"""Files of PyTorch's sources whose frames in a stack show that a thread compiles or handles a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel models: how PyTorch wraps their modules, and how they communicate."""
+"""Models under DDP, `replicate` and FSDP: how PyTorch wraps their modules, and how they communicate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dash_inductor.upstream import compat
 
 
 def composable_ddp(module: nn.Module) -> DistributedDataParallel | None:
-    """The replica that `replicate` has made of a module, after its first forward; None for any other module."""
+    """The DDP model that `replicate` has made of a module in its first forward; None for any other module."""
     found = getattr(_replicate_state(module), "_ddp", None)
     return found if isinstance(found, DistributedDataParallel) else None
 
@@ -43,7 +43,7 @@ class _NoReducer:
 
 @contextmanager
 def not_reduced(module: nn.Module) -> Iterator[None]:
-    """Run a DDP model, or one of `replicate`, without its reducer in a block.
+    """A context manager in which a DDP model, or one of `replicate`, runs without its reducer.
 
     A forward makes DDP rebuild its buckets, once, after the first backward.  Gradients that are views of buckets then
     become views of the new ones; those that are not in their places just then would stay views of the old ones, and
@@ -68,7 +68,7 @@ def not_reduced(module: nn.Module) -> Iterator[None]:
 
 
 def why_not_again(root: nn.Module) -> str:
-    """Why a model cannot run again without a trace in training; "" if it can."""
+    """Why a model cannot run again without an effect on training; "" if it can."""
     for model in ddp_models(root):
         if model._delay_all_reduce_params:
             return "DDP reduces gradients late (delay_all_reduce_named_params)"
@@ -88,23 +88,23 @@ def is_gathered(root: nn.Module) -> bool:
 
 
 def needs_accumulation(root: nn.Module) -> bool:
-    """Whether gradients must be accumulated for a backward to end: the first FSDP reduces them only then."""
+    """Whether a backward of a model only works if gradients are accumulated: FSDP1 reduces them only then."""
     return any(isinstance(module, FullyShardedDataParallel) for module in root.modules())
 
 
 def watches_leaves(root: nn.Module) -> bool:
-    """Whether DDP learns which parameters are used from their gradients, also in backwards that reduce nothing."""
+    """Whether DDP finds out by gradient hooks which parameters are used, also in backwards that reduce nothing."""
     return any(model.find_unused_parameters or model.static_graph for model in ddp_models(root))
 
 
 def ddp_models(root: nn.Module) -> list[DistributedDataParallel]:
-    """The DDP models in a model, those of `replicate` too."""
+    """The DDP models inside a model, including those made by `replicate`."""
     models = (m if isinstance(m, DistributedDataParallel) else composable_ddp(m) for m in root.modules())
     return [model for model in models if model is not None]
 
 
 def reduces(module: nn.Module) -> bool | None:
-    """Whether a forward that begins now is one of a DDP model, or one of `replicate`, whose gradients are reduced."""
+    """Whether the gradients of a forward that begins now are reduced; None if the module is not DDP or `replicate`."""
     if isinstance(module, DistributedDataParallel):
         return bool(module.require_backward_grad_sync)
     state = _replicate_state(module)
@@ -112,12 +112,12 @@ def reduces(module: nn.Module) -> bool | None:
 
 
 def has_uneven_inputs(module: nn.Module) -> bool:
-    """Whether a DDP model trains within `join`, so that ranks may make different numbers of steps."""
+    """Whether a DDP model trains within DDP's `join`, so that ranks may make different numbers of steps."""
     return isinstance(module, DistributedDataParallel) and bool(module._join_config.enable)
 
 
 def no_comm_hook(model: DistributedDataParallel) -> str:
-    """Why a model reduces its gradients in a way that a hook of ours could not repeat bit for bit; "" if it could."""
+    """Why a communication hook could not reduce a DDP model's gradients bit for bit as DDP does; "" if it could."""
     if model._comm_hooks:
         return "the program has its own communication hook"
     if getattr(model, "_use_python_reducer", False):
@@ -133,26 +133,26 @@ def no_comm_hook(model: DistributedDataParallel) -> str:
 
 
 def register_comm_hook(model: DistributedDataParallel, hook: Callable[[object, Any], Any]) -> None:
-    """Make a hook reduce the buckets of a model; the model has no reference to it, so that it can be pickled.
+    """Make a hook reduce the buckets of a DDP model; the model has no reference to it, so that it can be pickled.
 
     Raises:
-        RuntimeError: there is a hook already.
+        RuntimeError: the model has a hook already.
     """
     compat.resolve("torch.distributed", "_register_comm_hook")(model.reducer, None, hook)
 
 
 def own_gather(module: FSDPModule) -> Any:
-    """How a module of FSDP gathers its parameters, if PyTorch's own way is in use; None otherwise."""
+    """The object with which an FSDP2 module gathers its parameters, if it is PyTorch's default one; otherwise None."""
     return _own(module, "_all_gather_comm", "DefaultAllGather")
 
 
 def own_scatter(module: FSDPModule) -> Any:
-    """How a module of FSDP reduces its gradients, if PyTorch's own way is in use; None otherwise."""
+    """The object with which an FSDP2 module reduces its gradients, if it is PyTorch's default one; otherwise None."""
     return _own(module, "_reduce_scatter_comm", "DefaultReduceScatter")
 
 
 def scatter_ranks(module: FSDPModule) -> tuple[int, ...]:
-    """The ranks among which a module of FSDP reduces and scatters its gradients; () if there are no others."""
+    """The ranks among which an FSDP2 module reduces and scatters its gradients; () if there are no others."""
     found = _parameter_groups(module)
     if not found or getattr(found[0].mesh_info, "shard_mesh_size", 1) < 2:
         return ()
@@ -160,19 +160,19 @@ def scatter_ranks(module: FSDPModule) -> tuple[int, ...]:
 
 
 def reduce_ranks(module: FSDPModule) -> tuple[int, ...]:
-    """The ranks among which a module of HSDP sums what it has scattered; () if it scatters nothing, or sums nothing."""
+    """The ranks among which HSDP sums a module's scattered gradients; () if it scatters nothing, or sums nothing."""
     group = reduce_group(module) if scatter_ranks(module) else None
     return () if group is None else tuple(dist.get_process_group_ranks(group))
 
 
 def reduce_group(module: FSDPModule) -> dist.ProcessGroup | None:
-    """The group of the `all_reduce` of HSDP; None if there is none, or more than one."""
+    """The process group of an HSDP module's `all_reduce`; None if there is none, or more than one."""
     found = _parameter_groups(module)
     return getattr(found[0].mesh_info, "replicate_process_group", None) if len(found) == 1 else None
 
 
 def reduce_op(module: FSDPModule, dtype: torch.dtype, device: torch.device) -> Any:
-    """How the `all_reduce` of a module of HSDP sums gradients of a dtype: PyTorch's own answer to the same question."""
+    """The reduction operation of an HSDP module's `all_reduce` for gradients of a dtype, as PyTorch chooses it."""
     (group,) = _parameter_groups(module)
     factors = compat.resolve("torch.distributed.fsdp._fully_shard._fsdp_collectives", "_get_gradient_divide_factors")
     return factors(
@@ -182,7 +182,7 @@ def reduce_op(module: FSDPModule, dtype: torch.dtype, device: torch.device) -> A
 
 
 def no_reduce_hook(module: FSDPModule) -> str:
-    """Why the `all_reduce` of a module of HSDP cannot be repeated bit for bit; "" if it can."""
+    """Why the `all_reduce` of an HSDP module cannot be repeated bit for bit; "" if it can."""
     if any(getattr(group, "_all_reduce_hook", None) is not None for group in _parameter_groups(module)):
         return "the program has its own hook for it"
     if own_scatter(module) is None:
