@@ -98,13 +98,13 @@ def attention(rng: random.Random) -> None:
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step, dynamic=False)
-    near = compiled(*tensors, given, calls, plan, None)
+    near = compiled(*tensors, given, calls, plan)
     torch._dynamo.reset()
 
     def far(tensor: Tensor) -> Tensor:
         return far_apart(tensor, rng) if rng.random() < 0.8 else tensor
 
-    found = compiled(*map(far, tensors), [far(tensor) for tensor in given], calls, plan, None)
+    found = compiled(*map(far, tensors), [far(tensor) for tensor in given], calls, plan)
     assert [torch.equal(a, b) for a, b in zip(found, near, strict=True)] == [True] * len(near), text
 
 

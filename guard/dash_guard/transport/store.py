@@ -43,7 +43,7 @@ _INTERVAL = 0.1  # seconds between two readings of the queues
 _RANKS = 1000  # more ranks than these read less often
 _PATIENCE = 60.0  # seconds for answers of the store
 _ORDERS = 256  # requests that wait for a rank that does not read
-_ROUND = 1 << 16  # messages that are taken before the monitor detectors again
+_ROUND = 1 << 16  # messages that are taken before the monitor looks again
 
 _BEGIN, _UP, _DOWN = "begin", "up", "down"
 _TO_MONITOR, _TO_RANK, _GREETING = b"up", b"down", b"begin"  # directions
