@@ -61,7 +61,10 @@ class Repeat:
         return found
 
     def read(self, emitter: Emitter, before: Node) -> Node:
-        """Return a node before `before` with the smaller tensor in the operand's dimension order and dtype."""
+        """Return the key or value before its heads were repeated, with the operand's dimension order and dtype.
+
+        Conversions that are needed (cast, squeeze, permute) are inserted before the node `before`.
+        """
         base = node = self.base
         if node.meta["val"].dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, (node, self.dtype), before=before, like=base)

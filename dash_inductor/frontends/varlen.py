@@ -118,7 +118,7 @@ def cause_of_fallback(args: Mapping[str, Any], forward: Mapping[str, Any]) -> st
 
 
 def band(args: Mapping[str, Any]) -> Band:
-    """Return the band of positions within a document that see each other, of a call without a `cause_of_fallback`."""
+    """Return the band of a call in positions within a document; only for calls without a `cause_of_fallback`."""
     left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0

@@ -198,10 +198,12 @@ class _Match:
         return set().union(*(result.before for result in results))
 
     def attention(self) -> Attention:
-        """Return the attention; temporary nodes bring its operands into the dimensions of attention.
+        """Return the matched attention, with query, key and value as [batch, heads, length, head dim].
+
+        The views that this takes are added to the graph as temporary nodes.
 
         Raises:
-            Stuck: a tensor cannot be brought into these dimensions.
+            Stuck: views cannot bring a tensor's dimensions into this order, or the backward comes before the forward.
         """
         values, reader, scores = self.values, self.reader, self.values.scores
         query, key, value, scale, out, gradients = self.places()

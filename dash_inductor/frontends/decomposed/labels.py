@@ -184,7 +184,13 @@ def permutation(node: Node) -> tuple[int, ...] | None:
 
 
 def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
-    """Return the stride of each atom of a tensor, in elements."""
+    """Return the stride, in elements, of each atom (an index range such as the heads) in the dimensions of a tensor.
+
+    Args:
+        atoms: the atoms of the graph, by which labels are resolved.
+        labels: the labels of the tensor's dimensions.
+        value: the tensor.
+    """
     found: dict[Atom, Dim] = {}
     for dimension, stride in zip(atoms.resolved(labels), value.stride(), strict=True):
         inner: Dim = stride

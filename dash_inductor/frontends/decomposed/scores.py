@@ -76,14 +76,14 @@ class Scores:
     """The scores of a softmax, from the product of query and key to the argument of the exponential.
 
     Attributes:
-        atoms: the atoms of the attention.
+        atoms: the index ranges, such as heads or keys, of which the dimensions of the attention's tensors consist.
         labels: the labels of the scores' nodes.
         product: the product of query and key.
         outer, inner: the constant factors of the scores, outside and inside of the tanh.
         tanh: the node of a softcap's tanh; None without a softcap.
         terms: masks and biases, the innermost first.
         sink: the attention sink that is concatenated after the scores; None without one.
-        key_dim, wide_dim: the dimension of the keys, without and with the column of the sink.
+        key_dim, wide_dim: the labels of the keys' dimension, without and with the column of the sink.
     """
 
     atoms: Atoms

@@ -55,9 +55,9 @@ class GridSampleRewrite:
         ]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.
+        """Returns no records of fallbacks: if the pass does not run, PyTorch's operator runs as usual.
 
-        Without this pass, PyTorch's operator runs, and raises an error under deterministic algorithms.
+        Under deterministic algorithms, that operator raises an error.
         """
         return []
 

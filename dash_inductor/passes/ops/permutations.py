@@ -56,7 +56,7 @@ class PermutationsRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the scatter runs PyTorch's kernel, which is deterministic."""
+        """Returns no records of fallbacks: if the pass does not run, PyTorch's scatter runs, also deterministically."""
         return []
 
 

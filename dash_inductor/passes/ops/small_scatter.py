@@ -1,9 +1,9 @@
-"""Replaces scatters of at most 16 elements per line by sums of ``where(position == index, value, 0)``.
+"""Replaces scatters of at most 16 elements along a dimension by sums of ``where(position == index, value, 0)``.
 
 The gradient of values selected by `topk`, or of the log-probabilities of labels, has only a few nonzero elements in
-each line, for example of a vocabulary.  PyTorch fills a tensor with zeros and scatters into it; under deterministic
-algorithms, ATen sorts the indices for that.  As a sum of a few terms, the gradient is computed where it is read:
-Inductor fuses it into the kernels of its readers, and usually does not write it to memory.
+each slice along that dimension, such as the vocabulary for one token.  PyTorch fills a tensor with zeros and scatters
+into it; under deterministic algorithms, ATen sorts the indices for that.  As a sum of a few terms, the gradient is
+computed where it is read: Inductor fuses it into the kernels of its readers, and usually does not write it to memory.
 
 The terms are added in the order of the indices, in fp32.  An index out of bounds triggers a device-side assertion, as
 in Inductor's own kernels.  If the graph does not prove that all indices are in bounds, the index is read through a
