@@ -60,7 +60,7 @@ class Family:
         name: the value of `Plan.kernel` and of `Plan.forward`.
         head_dims: the head dims that the backward covers, in words.
         reads: the mask relations whose operands the kernels read.
-        scores: what the kernels can apply to scores and probabilities (bias, softcap, dropout, ...), a subset of
+        scores: what the kernels can apply to scores and probabilities (bias, dropout, modifiers, ...), a subset of
             `SCORES`.
         cta_per_query_head: whether every query head has CTAs of its own; if not, the CTAs of a kv head iterate over all
             query heads of its group.

@@ -131,7 +131,7 @@ class ElementData:
         components: for each component of the mask, the values of its operands, without the batch dimension: [q_len],
             [kv_len] or, for dense masks, [q heads, q_len, kv_len].
         bias: what a bias and ALiBi slopes add to the scores, floats [q heads, q_len, kv_len]; None if there is neither.
-        call: the call, whose softcap the scores have.
+        call: the call, whose score modifiers are applied.
     """
 
     components: Sequence[tuple[Component, dict[str, Tensor]]]
@@ -180,7 +180,7 @@ class ElementData:
         return any("h" in axes for component, _ in self.components for axes in component.AXES.values())
 
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
-        """Computes the scores of these rows and keys of a query head, with softcap and bias: fp32 [rows, keys].
+        """Computes the scores of these rows and keys of a query head, with score modifiers and bias: fp32 [rows, keys].
 
         query, key: only these rows and keys, [rows, head dim] and [keys, head dim].
         """
@@ -352,7 +352,7 @@ class _Element:
     def scaled(self, ds: Tensor, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Returns the gradient of the scaled products ``q @ k.T * scale``, given `ds`, that of the scores.
 
-        The two differ if the call has a softcap.  `ds` and the result are [rows, keys].
+        The two differ if the call has a score modifier.  `ds` and the result are [rows, keys].
         """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
         return derivative(ds, s, self.data.call)
