@@ -33,7 +33,7 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
     Raises:
         Exception: the exception of a pass, if `config.strict` is set.
-        FallbackError:  `config.strict` is set and a site was not replaced.  Sites that the program asked not to replace
+        FallbackError: `config.strict` is set and a site was not replaced.  Sites that the program asked not to replace
             do not count: a site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a
             forward without a backward with ``config.forward="keep"``.
     """
