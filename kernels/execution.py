@@ -26,9 +26,10 @@ Run = Callable[[Sequence[Any]], Any]
 """A function (arguments of the operator) -> results: runs the calls whose tensors have certain layouts, dtypes and
 devices.
 
-The arguments are the tensors (query, key and value of a forward, `Tensors` of a backward), the extras, and anything
-behind, which is fixed, as is all else that a call depends on; so a call needs little host time.  Results have the
-operator's shapes, and the layouts of `Call.orders`.
+The arguments are the tensors (query, key and value of a forward, `Tensors` of a backward), the extras, and the
+operator's text arguments, which are not read: these and all else that a call depends on were given when the function
+was prepared, so that a call needs little host time.  Results have the operator's shapes, and the layouts of
+`Call.orders`.
 """
 Compiled = Callable[[Site, Plan, torch.device], Iterator[Any]]
 """(site, plan, device) -> Triton's compiled kernels for the site, compiled while the iterator is consumed."""

@@ -34,7 +34,7 @@ def prepared(prepare: Prepare, tensors: int) -> Callable[..., Any]:
         tensors: the number of tensors before `extras`.
     """
     known: dict[Any, Run] = {}
-    layouts = tensors + 4  # behind the extras and three texts
+    layouts = tensors + 4  # the argument after the extras and three texts
 
     def call(*args: Any) -> Any:
         of_call, extras = args[:tensors], args[tensors]

@@ -14,6 +14,7 @@ Together they add 16 to 50 spill instructions to each step of a backward, which 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -28,7 +29,7 @@ from .seams import Seam
 PTX_VERSION = 87
 """The PTX version for the older assembler: the one that Triton 3.6 writes."""
 
-REVISION = "2"
+REVISION = "3"
 """The version of `plain_descriptors` in Triton's cache keys: increase it with every change of that function."""
 
 _HOPPER: ContextVar[bool] = ContextVar("dash_inductor_assembling", default=False)
@@ -191,10 +192,10 @@ def _is_address(value: _Written) -> bool:
 
 
 def _writes(lines: Sequence[str]) -> dict[str, int]:
-    """The number of instructions that write each register."""
+    """The number of instructions that write each register; a line of inline assembly may have several."""
     times: dict[str, int] = {}
-    for line in lines:
-        if some := _ANY_DEFINITION.match(line):
+    for instruction in itertools.chain.from_iterable(line.split(";") for line in lines):
+        if some := _ANY_DEFINITION.match(instruction):
             for register in (some[1] or some[2]).split(","):
                 times[register.strip()] = times.get(register.strip(), 0) + 1
     return times

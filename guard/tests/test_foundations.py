@@ -12,6 +12,7 @@ from dash_guard.checks.check import Check
 from dash_guard.detectors.detector import Detector, Job
 from dash_guard.errors import RecordingError
 from dash_guard.monitor.monitor import Monitor
+from dash_guard.process.group import Group
 from dash_guard.process.rank import Rank
 from dash_guard.report.findings import Finding, from_json, read
 from dash_guard.transport.channel import Local
@@ -119,20 +120,33 @@ def test_the_flight_recorder_of_every_backend_is_read(monkeypatch: pytest.Monkey
         """(..., backend: str = 'gloo') -> bytes"""
         asked.append(backend)
         entry = {"process_group": [backend, ""], "op_id": 1, "time_created_ns": len(asked)}
-        return json.dumps({"entries": [entry]} if backend != "gloo" else {})
-
-    class Backend:
-        def name(self) -> str:
-            return "nccl2"
-
-    class ProcessGroup:
-        _device_types = ("cuda",)
-
-        def _get_backend(self, device: str) -> Backend:
-            return Backend()
+        return json.dumps({"entries": [entry]} if backend in ("nccl2", "another") else {})
 
     monkeypatch.setattr(collectives, "is_up", lambda: True)
     monkeypatch.setattr(collectives.compat, "resolve", lambda module, name: dump)
-    monkeypatch.setattr(type(collectives.dist.distributed_c10d._world), "pg_map", {ProcessGroup(): None})
-    assert [entry["process_group"] for entry in collectives.entries()] == [["nccl2", ""]] * 2
-    assert asked == ["gloo", "nccl2"] * 2  # both names of the function
+    monkeypatch.setattr(
+        type(collectives.dist.distributed_c10d._world), "pg_map", {object(): ("cpu:gloo,cuda:another", None)}
+    )
+    found = [entry["process_group"][0] for entry in collectives.entries()]
+    assert found == ["another", "nccl2"] * 2  # both names of the function
+    assert asked == ["another", "gloo", "nccl-lazy", "nccl2"] * 2
+
+
+@pytest.mark.parametrize("first", [1, 2, 7, 64, 1000])
+def test_ranks_that_wait_for_another_one_lose_two_seconds_in_all(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the step of the first try, as after a resumption."""
+    waited: dict[int, float] = {}
+
+    def meet(name: str, settings: str, patience: float, timeout: object) -> object:
+        waited[int(name.split("/")[1])] = patience
+        raise collectives.NotAllCame
+
+    monkeypatch.setattr(collectives, "is_up", lambda: True)
+    monkeypatch.setattr(collectives, "meet", meet)
+    group = Group()
+    answers = [group.open(step) for step in range(first, first + 2000)]
+    assert sum(waited.values()) == pytest.approx(2.0)
+    assert len(waited) == 11
+    assert min(waited) == first
+    assert answers[0] is None
+    assert answers[-1] == "not all ranks have a guard"

@@ -116,6 +116,16 @@ def test_a_base_of_a_register_that_changes_is_extended_where_it_is_computed() ->
     assert not any("%dash_low0," in line for line in lines)
 
 
+def test_every_instruction_of_a_line_counts() -> None:
+    """Triton writes inline assembly with several instructions into one line."""
+    text = kernel(
+        "bfe.u32 \t%r2, %r1, 4, 14;", "add.s32 \t%r3, %r2, 2;", "cvt.u64.u32 \t%rd1, %r3;",
+        f"or.b64 \t%rd2, %rd1, {BITS};", "cp.async.bulk.wait_group.read 0; mov.b32 %r2, %r9;",
+        "wgmma.mma_async.sync {%f1}, %rd2, 1;",
+    )  # fmt: skip
+    assert plain_descriptors(text) == text
+
+
 def test_a_register_that_is_written_twice_is_not_taken_for_its_first_value() -> None:
     text = kernel(
         "bfe.u32 \t%r2, %r1, 4, 14;", "add.s32 \t%r2, %r2, 2;", "cvt.u64.u32 \t%rd1, %r2;",

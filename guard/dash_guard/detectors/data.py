@@ -79,30 +79,22 @@ class SameData(Detector):
             fixed = self._first[ranks] is not None
             if times >= STEPS and (ranks, fixed) not in self._reported:
                 self._reported.add((ranks, fixed))
-                found.append(_fixed(ranks, step, times) if fixed else _shared(ranks, step, times))
+                found.append(_finding(ranks, step, times, fixed))
         return found
 
 
-def _shared(ranks: tuple[int, ...], step: int, times: int) -> Finding:
+def _finding(ranks: tuple[int, ...], step: int, times: int, fixed: bool) -> Finding:
+    same = f"{wording.ranks(ranks)} read the same inputs"
     return Finding(
         "data",
-        "suspect",
-        f"{wording.ranks(ranks)} read the same inputs, in each of the last {times} steps",
-        "give each data-parallel rank its own part: DistributedSampler, or another seed",
-        ranks=ranks,
-        step=step,
-        stage="input",
-        cause="program",
-        evidence={"steps": times},
-    )
-
-
-def _fixed(ranks: tuple[int, ...], step: int, times: int) -> Finding:
-    return Finding(
-        "data",
-        "note",
-        f"{wording.ranks(ranks)} read the same inputs, and these have not changed in the last {times} steps",
-        "nothing, if the batch is fixed on purpose",
+        "note" if fixed else "suspect",
+        f"{same}, which have not changed in the last {times} steps"
+        if fixed
+        else f"{same}, in each of the last {times} steps",
+        "nothing, if the batch is fixed on purpose"
+        if fixed
+        else "give each data-parallel rank its own part: DistributedSampler, or another seed",
+        ranks=() if fixed else ranks,
         step=step,
         stage="input",
         cause="program",

@@ -19,6 +19,8 @@ OWN = "guard"
 
 _OPEN, _LATE = "open", "late"
 _met: dict[str, list[int]] = {}  # ranks of the group of `meet`
+_RECORDERS = "gloo", "nccl2", "nccl-lazy"
+"""Names of recorders that differ from the names of backends; the guard's own group uses gloo."""
 _MODULE, _NAMES = "torch._C._distributed_c10d", ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
@@ -61,12 +63,13 @@ def _dumps() -> Iterator[bytes]:
 
 
 def _backends() -> set[str]:
-    """The names of the backends of all process groups, and gloo, which the guard's own group uses."""
-    found = {"gloo"}
-    for group in tuple(dist.distributed_c10d._world.pg_map):
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(Exception):  # a backend without a name
-                found.add(group._get_backend(device).name())
+    """The names under which backends of this process may record; a name that no backend has is an empty recorder.
+
+    They are read from what the program asked for, without a call of the backends, which their own threads use.
+    """
+    found = set(_RECORDERS)
+    for asked, _ in tuple(dist.distributed_c10d._world.pg_map.values()):  # such as "nccl" and "cpu:gloo,cuda:nccl"
+        found.update(each.split(":")[-1] for each in asked.split(","))
     return found
 
 

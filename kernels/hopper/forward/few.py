@@ -111,7 +111,7 @@ def launches(site: Site, query: Tensor, key: Tensor, value: Tensor) -> Launch:
     strides = kernel_strides(shape, site.call.orders[0])
     built = kernels(of, query.device.index)
     programs = batch * kv_heads * parts
-    accumulators = programs * of.rows * built.form.BLOCK_DV  # behind them are sums
+    accumulators = programs * of.rows * built.form.BLOCK_DV  # sums follow them
     allocated = (
         (shape, strides, query.dtype), (sums, dense_strides(sums, (0, 1, 2)), torch.float32),
         ((accumulators + 2 * programs * of.rows,), (1,), torch.float32),
