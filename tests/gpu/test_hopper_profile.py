@@ -93,6 +93,8 @@ def check_profile(found: dict[str, Any], pairs: dict[tuple[int, int, int], tuple
         additions.setdefault((head, q), []).append((pairs[head, kv, q][1], span["added"]))
     assert all(len(found) == 1 for found in sms.values())
     assert set().union(*sms.values()) <= set(range(torch.cuda.get_device_properties(0).multi_processor_count))
+    computing = sorted(span["wait"] - span["start"] for span in spans.values())
+    assert computing[len(computing) // 2] > 200, "steps end before their matmuls can"
     for times in additions.values():
         added = [time for _, time in sorted(times)]
         assert added == sorted(added)

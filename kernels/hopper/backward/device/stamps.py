@@ -16,6 +16,9 @@ Note [Stamps]
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
     the place of a step only when the stamper has stamped it (`noted`): before that dO of the step STAGES later cannot
     be there, and consumers cannot say that it has ended.
+
+    A read of the clock just after a named barrier is not delayed by the barrier (observed on an H200), so the stamper
+    reads it after the next access to shared memory, its arrival at `noted`.
 """
 
 from triton.experimental import gluon
@@ -109,8 +112,8 @@ def stamp_steps(tile_schedules, shared, stamps):
             mbarrier.wait(shared.do_full.index(stage), (it // shared.STAGES) & 1)
             start = stamps.now()
             wait_for_signal(shared, NOTED, it, shared.CONSUMERS)
-            wait = stamps.now()
             mbarrier.arrive(stamps.noted.index(stage), count=1)
+            wait = stamps.now()
             stamps.write(tile_schedule.work, kv, 1 + tile_schedule.q_tile(packed_tile), 0, start, wait)
         done += steps
         n += 1

@@ -115,13 +115,14 @@ ADDED = "            added = stamps.now()\n"
 PASSED = "            release_semaphore(semaphores + tile, rank)\n"
 END = "            stamps.write(work, kv, 1 + tile_schedule.q_tile(packed_tile), 2, added, stamps.now())\n"
 DONE = "            wait_for_signal(shared, NOTED, it, shared.CONSUMERS)\n"
-WAIT = "            wait = stamps.now()\n"
 NOTED = "mbarrier.arrive(stamps.noted.index(stage), count=1)"
+WAIT = "            wait = stamps.now()\n"
+TOLD = f"            {NOTED}\n"
 CONTROLS = {
     "a step refilled before it is stamped": (AGAIN, "    stamps.wait_until_noted(it)", "    pass"),
     "the producer is not told": (WAITS, NOTED, "pass"),
     "wait before the consumers are done": (AGAIN, DONE, ""),
-    "wait before listening": (WRONG, DONE + WAIT, WAIT + DONE),
+    "wait before listening": (WRONG, DONE + TOLD + WAIT, WAIT + DONE + TOLD),
     "one number for room and stamper": (AGAIN, "NOTED = gl.constexpr(12)", "NOTED = gl.constexpr(10)"),
     "added before the add": (WRONG, ADD + ADDED, ADDED + ADD),
     "end before the semaphore is released": (WRONG, PASSED + END, END + PASSED),
