@@ -48,7 +48,7 @@ _OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the calls of FlexAttention in a graph; see `Frontend`."""
+    """Yield the attentions in a graph that call FlexAttention's operators; implements `Frontend`."""
     temporaries = Temporaries(graph)
     for _, node in calls(graph, [FLEX]):
         yield _found(node, temporaries)
