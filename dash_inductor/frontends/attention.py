@@ -190,8 +190,8 @@ class Inputs:
         mask_text: what a record shows of a mask that is not read; "" for the mask's size and dtype.
         documents: the offsets at which packed documents begin (``cu_seqlens``); a query sees only the keys of its own
             document (see `Documents`).  None without packing.
-        data: the nodes that hold the mask's data, which the band needs none of: a mask tensor, document offsets, or the
-            tensors that a mask_mod reads.
+        data: the nodes that hold the mask, apart from the band: a mask tensor, document offsets, or the tensors that a
+            mask_mod reads.
         modifiers: the parameters of score modifiers, such as the softcap, by their names in `model.call.MODIFIERS`: a
             number, a node that holds one, or None.
         bias: a float tensor that is added to the scores in addition to the mask and broadcasts to them; None without

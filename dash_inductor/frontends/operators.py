@@ -27,8 +27,8 @@ class Pair:
         random_state: the names of the arguments by which the backward knows the random numbers of its forward's
             dropout.
         axes: the order of the dimensions of query, key, value, output and their gradients.
-        renamed: shared names of arguments, by which this class finds them for every pair, each with the name in these
-            operators; arguments that have their shared name may be missing.
+        renamed: the operators' own argument names, by the names that all pairs share; arguments whose own name is the
+            shared one may be left out.
         without_keys: the log-sum-exp of a query that sees no key; None if it is unknown.
         multiple: the length of the log-sum-exp is padded to a multiple of this.
     """
@@ -108,7 +108,7 @@ class Pair:
         return tuple(node for node in backward.graph.nodes if node in found)
 
     def without_dropout(self, forward: Node) -> frozenset[Node]:
-        """Return the backwards without dropout that read the random state of a forward, but not its other results."""
+        """Return the backwards without dropout that read a forward's random state, but no other result of it."""
         given = {reader for result in forward.users for reader in result.users if self.is_backward(reader)}
         return frozenset(
             reader
@@ -132,7 +132,7 @@ class Refused:
 
     Attributes:
         forward, backward: qualified names.
-        reason, note: the reason, and what the record says about it; "" without a note.
+        reason, note: why they are not replaced, and a note for the record; "" without one.
     """
 
     forward: str

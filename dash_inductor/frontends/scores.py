@@ -51,7 +51,7 @@ class Score:
 
     Attributes:
         factor: the factor of s.
-        softcap: the softcap ``cap``; None without a softcap, where only ``factor * s`` remains of the tanh's term.
+        softcap: the softcap ``cap``; None without one: the result is then ``where(hidden, -inf, factor * s + added)``.
         tanh: the node of the softcap's tanh; None without a softcap.
         added: the values that are added.
         hidden: the conditions, any of which hides the score.
