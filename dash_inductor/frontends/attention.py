@@ -345,7 +345,7 @@ class Attention:
         refusal: called before anything else is read; returns why this call is not replaced, or None.  It may add a
             guard on a number.
         note: a remark of the frontend for the record.
-        one_operator: whether the forward, and the backward, is one operator call.  If not (decomposed attention),
+        one_operator: whether forward and backward are one operator call each.  If not (decomposed attention),
             `forward_op` is a description such as "softmax by hand".
     """
 

@@ -151,7 +151,7 @@ class _Call:
         return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
 
     def cause_of_fallback(self) -> str:
-        """Return why the call is not replaced, as far as is known before its functions are inlined; "" if it is not."""
+        """Return why the call is not replaced, as far as this is known before its functions are inlined; else ""."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:

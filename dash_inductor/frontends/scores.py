@@ -39,7 +39,12 @@ class Added:
 
 @dataclass(frozen=True)
 class Hidden:
-    """A condition under which a score_mod turns scores into minus infinity."""
+    """A condition under which a score_mod turns scores into minus infinity.
+
+    Attributes:
+        node: a bool node of the mod that does not depend on the score.
+        where: the value of the condition for which the score is hidden.
+    """
 
     node: Node
     where: bool

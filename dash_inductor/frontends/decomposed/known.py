@@ -54,7 +54,7 @@ class Known:
 
     @property
     def atoms(self) -> Atoms:
-        """The atoms of the attention's dimensions."""
+        """The atoms (index ranges, such as heads or keys) of the attention's dimensions."""
         return self.scores.atoms
 
     @property
@@ -71,17 +71,17 @@ class Known:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The narrowest dtype that the kernels support and that occurs on the way to each of query, key and value.
+        """The dtype in which query, key and value are read: the narrowest one that all three have on their way.
 
-        For each of the three, the dtypes of the known nodes from which it is computed, and its own, count.
-        None if no supported dtype is common to all.
+        The way to each consists of the nodes from which it is computed by views, casts and factors, and of its own
+        node.  None if no dtype that the kernels support is common to all three.
         """
         found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
         common = set(DTYPES).intersection(*found)
         return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
 
     def strangers(self) -> Iterator[tuple[Node, Node]]:
-        """Yield (node, reader) pairs: a node that holds an intermediate tensor of attention, and a foreign reader."""
+        """Yield (node, reader) pairs: a node that holds an intermediate tensor of attention, and an outside reader."""
         for node, value in self.known.items():
             if value.kind not in PUBLIC:
                 yield from ((node, user) for user in users(node) if user not in self.known)

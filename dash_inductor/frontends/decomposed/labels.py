@@ -42,7 +42,10 @@ def shape_of(node: Node) -> Sequence[Dim]:
 
 
 def broadcast(node: Node, labels: Labels) -> Labels:
-    """Return the labels of a node's tensor that broadcasts to a tensor with `labels`; () for dimensions of size 1."""
+    """Return the labels of a tensor that broadcasts to one with `labels`.
+
+    A label is a tuple of the atoms (index ranges) that a dimension merges; dimensions of size 1 have ().
+    """
     shape = shape_of(node)
     padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
     return tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
@@ -85,19 +88,23 @@ class Atoms:
         return tuple(found)
 
     def resolved(self, labels: Labels) -> Labels:
-        """Return labels in which every split atom is replaced by its parts."""
+        """Return labels (the atoms that each dimension merges) in which every split atom is replaced by its parts."""
         return tuple(map(self.atoms, labels))
 
     def same(self, a: Labels, b: Labels) -> bool:
-        """Return whether two tensors have the same dimensions, ignoring leading dimensions of size 1."""
+        """Return whether tensors with labels `a` and `b` have equal dimensions, apart from leading ones of size 1."""
         a, b = self.resolved(a), self.resolved(b)
         width = max(len(a), len(b))
         return (((),) * (width - len(a)) + a) == (((),) * (width - len(b)) + b)
 
     def through(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of a node whose first argument has `labels`.
+        """Return the labels of a node, the atoms that each of its dimensions merges, from those of its first argument.
 
         Return None if the node is not a view, cast or copy of its first argument.
+
+        Args:
+            node: the node.
+            labels: the labels of its first argument.
         """
         source, name = node.args[0], op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or not is_tensor(node):
@@ -114,9 +121,13 @@ class Atoms:
         return None if order is None else tuple(labels[dim] for dim in order)
 
     def back(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of the first argument of a node with `labels`.
+        """Return the labels of a node's first argument, the atoms that each of its dimensions merges, from the node's.
 
         Return None if the node is not a view, cast or copy of its first argument.
+
+        Args:
+            node: the node.
+            labels: the labels of the node.
         """
         source, name = node.args[0] if node.args else None, op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or shows_bits(node):
@@ -170,7 +181,7 @@ class Atoms:
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
-    """Return the permutation of the first argument that a node is; None if it is not one.
+    """Return the permutation by which a node reorders the dimensions of its first argument; None for other nodes.
 
     Dimension i of the node is dimension ``result[i]`` of its first argument.
     """

@@ -66,7 +66,7 @@ class Roles:
         them in another order; otherwise all rows are queries of the kv head.
 
         Raises:
-            Stuck: the leading dimensions are in another order.
+            Stuck: a step between the product and the softmax permutes the leading dimensions.
         """
         scores, atoms = values.scores, values.atoms
         product = scores.product

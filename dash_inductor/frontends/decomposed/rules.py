@@ -38,7 +38,7 @@ def _maximum_and_place(values: Known, node: Node) -> Value | None:
 def result_of_maximum(values: Known, node: Node) -> Value | None:
     """Return the `Value` of a getitem of ``max(dim)`` of the scores: the maximum or its index.
 
-    Return None if the maximum is not one of the scores.
+    Return None for the maximum of another tensor.
     """
     if not values.is_kind(node.args[0], "maximum"):
         return None
