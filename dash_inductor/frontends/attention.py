@@ -469,7 +469,7 @@ def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
 
 
 def tensors_of(nodes: Iterable[object], axes: Axes = "bhsd") -> Tensors | None:
-    """Return the shapes, dtype and device of query, key and value for a record; None if one of them is no tensor.
+    """Return the shapes, dtype and device of query, key and value for a record; None if one is not a tensor.
 
     Args:
         nodes: the nodes of query, key and value.

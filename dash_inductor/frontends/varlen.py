@@ -85,7 +85,7 @@ def _refusal(pair: Pair, node: Node, forward: Node | None) -> Fallback | None:
 
 
 def cause_of_fallback(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
-    """Return why a varlen call is not replaced; "" if document offsets and a band describe its mask completely.
+    """Return why the arguments of a varlen call prevent its replacement; "" if they do not.
 
     Args:
         args: the arguments of the backward, or of a forward without a backward, see `Pair.arguments`.

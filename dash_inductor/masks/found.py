@@ -54,7 +54,7 @@ class FoundComponent:
 
 @dataclass(frozen=True)
 class Where(FoundComponent):
-    """A component under which only the keys, or pairs, are visible for which a predicate on data is true.
+    """A component that hides all keys, or all pairs, except those for which a predicate on data is true.
 
     Args:
         choice: the predicate.

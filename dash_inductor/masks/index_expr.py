@@ -107,7 +107,7 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` return a data symbol where it compares a value of the first index with one of the second.
+        """Make `equal_zero` use a data symbol where it compares a value of the first index with one of the second.
 
         A difference of two positions stays an expression.  `equality` returns the two values of a data symbol.
 
