@@ -10,7 +10,7 @@ from ..errors import DashError
 
 
 class Severity(enum.IntEnum):
-    """The severity of a finding, from a mere fact (OK) to an error."""
+    """The severity of a finding: OK (a fact), a note, a warning or an error."""
 
     OK = 0
     """A fact that needs no action."""

@@ -22,7 +22,7 @@ VARIABLE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 
 
 class Foreign:
-    """Records calls of other libraries' attention: the argument `deterministic`, or the flag when a layer was made."""
+    """Records the argument `deterministic` of other libraries' attention calls, or the flag when a layer is made."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, Place], set[bool]] = {}
@@ -50,7 +50,7 @@ class Foreign:
         self._made.setdefault(layer, (line, told))
 
     def ran(self, layer: nn.Module, line: str) -> None:
-        """Records that a TransformerEngine layer that no other one contains is about to run."""
+        """Records that a TransformerEngine layer is about to run; layers inside another one do not count."""
         made, told = self._made.get(layer, ("", True))
         if not made:
             return
@@ -69,7 +69,7 @@ class Foreign:
         ]
 
     def flag_at_attention(self) -> Iterator[Seen]:
-        """Yields a finding for each attention call of other libraries: whether it was given deterministic=True.
+        """Yields a finding for each call of another library's attention: whether it was given deterministic=True.
 
         For layers that read the determinism flag only when they are made, the finding says whether it was set then.
         """

@@ -22,7 +22,10 @@ LOOKING = "looked_at"
 
 
 def frames() -> Iterator[types.FrameType]:
-    """Yields the Python frames from the caller of a wrapped function outwards, without those of the doctor."""
+    """Yields the Python frames outwards from the program's call of a function that the doctor wraps.
+
+    Frames of the doctor are left out.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != LOOKING:
         frame = frame.f_back
@@ -48,7 +51,7 @@ def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]
 
 
 def called_by_pytorch() -> bool:
-    """Whether PyTorch itself, and not the program, calls the wrapped function, for example to restore a setting."""
+    """Whether PyTorch, and not the program, called the function that the doctor wraps, as to restore a setting."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 

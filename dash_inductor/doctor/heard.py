@@ -46,7 +46,7 @@ class Heard:
         self.checks: tuple[Check, ...] = (self.flag, self.flag_at_operators)
 
     def happened(self, what: str) -> None:
-        """Records an event before which the flag should have been set, in words that can follow "after"."""
+        """Records an event before which the flag should have been set; `what` is worded to follow "after"."""
         if self._set is None:
             self._before.setdefault(what)
 
@@ -55,7 +55,12 @@ class Heard:
         self._trained = True
 
     def switched(self, line: str, on: bool) -> None:
-        """Records that the program has called a function that sets the determinism flag, at a line, to a value."""
+        """Records a call of the program that sets the determinism flag.
+
+        Args:
+            line: the source line of the call.
+            on: whether the flag is on afterwards.
+        """
         if on and self._set is None:
             if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
                 self.happened("a process group was made")

@@ -41,7 +41,7 @@ def looking(function: Callable[..., Any], look: Callable[..., None]) -> Callable
 
 
 def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[None]:
-    """A context manager in which `look` is called before the `apply` of every autograd function.
+    """A context manager in which `look` is called before the `apply` of every autograd function runs.
 
     Autograd functions that are defined inside the block are included.
     """

@@ -138,7 +138,7 @@ class Reading(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def function(self, place: Place) -> None:
-        """Records where an autograd function is called; autograd makes its node next."""
+        """Records where an autograd function is called, for the autograd node that is made next."""
         if self.seen <= LIMIT:
             self._forwards[next_sequence_number()] = place
 

@@ -17,7 +17,7 @@ GROUP = "dash_inductor.doctor"
 
 
 class Repeating(Observer, ABC):
-    """Repeats the calls of outermost modules after a backward has used their results, and compares bits."""
+    """Runs the program's calls of outermost modules again after their backward, and compares the bits of both runs."""
 
     @abstractmethod
     def backward_ended(self) -> None:
@@ -43,7 +43,7 @@ def repeating(quiet: Callable[[], AbstractContextManager[None]]) -> Repeating | 
         quiet: returns a context manager in which the doctor records nothing.
 
     Raises:
-        Exception: the class cannot be imported or made.
+        Exception: the class cannot be imported, or its constructor fails.
         TypeError: it is not a subclass of `Repeating`.
     """
     for point in entry_points(group=GROUP, name="repeat"):

@@ -166,7 +166,7 @@ class Running:
         self._seeded = self._seeded or not frames.called_by_pytorch()
 
     def toggled(self, line: str, module: str, value: bool) -> None:
-        """Records that the forward of a module switches the determinism flag.
+        """Records that the determinism flag is switched inside the forward of a module.
 
         Args:
             line: the line of the switch.

@@ -28,7 +28,7 @@ OK, NOTE, WARNING, ERROR = Severity
 
 @dataclass(frozen=True)
 class Timed:
-    """A setting of `torch._inductor.config` that lets Inductor choose by timing.
+    """A setting of `torch._inductor.config` under which Inductor chooses something by timing.
 
     Args:
         name: its name in the config.
@@ -90,7 +90,7 @@ def joint_passes() -> Iterator[Seen]:
 
 
 def compiling() -> Iterator[Seen]:
-    """Checks whether torch.compile is on, and reports errors."""
+    """Checks whether torch.compile is on and raises errors instead of suppressing them (`suppress_errors`)."""
     from ..upstream.configs import dynamo
 
     if dynamo.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":

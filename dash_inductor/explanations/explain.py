@@ -232,7 +232,7 @@ class _Result:
         return _Result(node.name, node.meta["example_value"]) if isinstance(node, Node) else _Result("", node)
 
     def zeros(self) -> Any:
-        """Zeros with the shape, dtype and device of the output; numbers keep their hints."""
+        """Zeros with the shape, dtype and device of the output; for outputs that are numbers, their size hints."""
         value = self.value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value.node.hint

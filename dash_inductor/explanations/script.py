@@ -33,7 +33,7 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
         path: the script.
         arguments: the script's arguments.
         arch: also explain what would be compiled for a GPU of this architecture, see `explain`: each call that compiles
-            something is traced once more.
+            something is traced once more.  None: explain the graphs as they were compiled.
 
     Returns:
         The explanation, and whether the script ended without an error; an error is printed.

@@ -45,7 +45,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
-    """Yields the results of passes other than attention: the pass's name, and a text, for each node on record."""
+    """Yields what passes other than that of attention did: (the pass's name, a text), for each node on record."""
     for record in (record for graph in explanation.graphs for record in graph.others):
         where = f", at {record.line}" + (f" in {record.module}" if record.module else "") if record.line else ""
         fallback = f", {record.reason.value}: {record.reason.explanation}" if record.reason is not None else ""
@@ -87,7 +87,7 @@ def numbers(group: Group) -> str:
 
 
 def module(group: Group) -> str:
-    """The module path of the sites of a group; layer numbers are ``*`` if the paths differ."""
+    """The module path of a group's sites, with ``*`` for layer numbers in which they differ."""
     paths = [site.record.module for _, site in group]
     return paths[0] if len(set(paths)) == 1 else re.sub(r"\.\d+(?=\.|$)", ".*", paths[0])
 
@@ -98,7 +98,7 @@ def microseconds(predicted: float | None) -> str:
 
 
 def tiles(candidate: Candidacy) -> str:
-    """The tile shapes of a candidate with warps and stages, for example ``64x64w4s2 dq 128x64w8s3``."""
+    """The tile shapes, warps and pipeline stages of a candidate as text, for example ``64x64w4s2 dq 128x64w8s3``."""
     return f"{candidate.dkdv or ''}" + (f" dq {candidate.dq}" if candidate.dq else "")
 
 

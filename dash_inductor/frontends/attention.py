@@ -1,9 +1,8 @@
 """The interface between frontends and rewriting: an attention found in a graph, with its inputs, outputs and gradients.
 
 A frontend knows the operators of one origin (SDPA, flash-attn, FlexAttention, decomposed attention).  It describes the
-tensors that an attention reads as `View`s and its results as `Sink`s, or says why the attention is not replaced.  No
-later pass
-looks at operator names: passes ask a view for its current node, and a sink replaces a result.
+tensors that an attention reads as `View`s and its results as `Sink`s, or says why the attention is not replaced.  Later
+passes do not look at operator names: a view tells them which node to read, and a sink which node to replace.
 """
 
 from __future__ import annotations
@@ -40,7 +39,11 @@ OURS = "dash_inductor::attention_backward"
 
 
 class NotReadable(Exception):
-    """The attention cannot be read and is not replaced; raised while it is read.  `fallback` holds the reason."""
+    """Raised when an attention's inputs or its mask cannot be interpreted, so that the attention is not replaced.
+
+    Attributes:
+        fallback: the reason, for the record.
+    """
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -48,17 +51,23 @@ class NotReadable(Exception):
 
 
 def heads_first(value: Tensor, axes: Axes) -> Tensor:
-    """Return a view of the tensor as [batch, heads, length, head dim]."""
+    """Return a view of a tensor as [batch, heads, length, head dim]; "thd" becomes a batch of size 1.
+
+    Args:
+        value: the tensor.
+        axes: the order of its dimensions.
+    """
     if axes == "thd":
         value = value.unsqueeze(0)
     return value if axes == "bhsd" else value.transpose(1, 2)
 
 
 def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
-    """Convert `node` between the graph's dimensions and those of our operators, in either direction, without a copy.
+    """Convert a node from the graph's dimensions `axes` to those of this package's operators, or back, without a copy.
 
-    For "bshd" this is a permute, or the source of the permute that `node` already is.  "bhsd" and packed tokens,
-    [tokens, heads, head dim], are the same on both sides, so `node` itself is returned.
+    For "bshd" this adds a permute to or from [batch, heads, length, head dim] before `before`; if `node` is that
+    permute already, its source is returned.  The operators take "bhsd" and packed tokens as they are, so that `node`
+    itself is returned.
     """
     if axes != "bshd":
         return node
@@ -72,14 +81,14 @@ def between(emitter: Emitter, node: Node, axes: Axes, before: Node) -> Node:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor that an attention reads: the argument that holds its node, and the tensor's dimensions."""
+    """A tensor that an attention reads: the operator argument that holds its node, and the order of its dimensions."""
 
     argument: Argument
     axes: Axes = "bhsd"
 
     @property
     def node(self) -> Node:
-        """The node that is read now; it may change when another attention is replaced."""
+        """The graph node that the argument holds now; it may change when another attention is replaced."""
         found: Node = self.argument.value
         return found
 
@@ -89,7 +98,7 @@ class View:
         return heads_first(self.node.meta["val"], self.axes)
 
     def dim(self, dim: int) -> int:
-        """Return the dimension of the node's tensor that corresponds to `dim` of [batch, heads, length, head dim]."""
+        """Return which dimension of the node's tensor is dimension `dim` of [batch, heads, length, head dim]."""
         return _HEADS_FIRST[dim] if self.axes == "bshd" else dim
 
 
@@ -98,11 +107,11 @@ class Sink(Protocol):
 
     @property
     def axes(self) -> Axes | None:
-        """The dimensions of the result's node; None if they are not one of `Axes`."""
+        """The order of the dimensions of the result's node; None if it is not one of `Axes`."""
 
     @property
     def used(self) -> Node | None:
-        """The node that holds the operator's result; None if nothing uses it."""
+        """The graph node that holds the result; None if nothing uses the result."""
 
     @property
     def order(self) -> Order | None:
@@ -115,9 +124,14 @@ class Sink(Protocol):
         """The nodes of the program that read the result."""
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> tuple[Node, Node] | None:
-        """Return the node that the rest of the graph reads, and its replacement, computed from `result`.
+        """Return (the node that the rest of the graph reads, its replacement, which is computed from `result`).
 
-        Return None if another sink returns both, because one node holds several results.
+        If one node holds several results, the call for the last of them returns the pair; earlier calls return None.
+
+        Args:
+            emitter: adds nodes.
+            result: the result of this package's operator.
+            before: the node before which nodes are added.
         """
 
 
@@ -131,7 +145,7 @@ class Output:
 
     @property
     def readers(self) -> list[Node]:
-        """The getitem nodes of this result, whether they are used or not."""
+        """The getitem nodes that select this result, whether they are used or not."""
         return [user for user in self.node.users if _is_result(user, self.index)]
 
     @property
@@ -164,18 +178,22 @@ class Inputs:
 
     Attributes:
         query, key, value: the tensors.
-        scale, dropout: numbers, or nodes that hold them; a scale of None is the operator's default.
-        flags: the band mask that the operator's flags give without a guard; None if only `band` can tell it.
+        scale, dropout: the factor of the scores and the dropout probability, as numbers or nodes that hold them; a
+            scale of None is the operator's default.
+        flags: the band mask that flags such as `is_causal` give, if no guard is needed to know it; None if only `band`
+            can tell it.
         band: returns the operator's own band mask; it may add a guard on a number.
 
             Raises:
                 NotReadable: the operator's mask is not a band.
         mask: a mask tensor, additive or boolean, that broadcasts to the scores; None without one.
-        mask_text: the mask in words, for the record of a mask that cannot be read; "" stands for its size and dtype.
+        mask_text: what a record shows of a mask that is not read; "" for the mask's size and dtype.
         documents: the offsets at which packed documents begin (``cu_seqlens``); a query sees only the keys of its own
             document (see `Documents`).  None without packing.
-        data: the nodes that compute the mask, apart from the band.
-        modifiers: score modifiers by their names in `model.call.MODIFIERS`: a number, a node that holds one, or None.
+        data: the nodes that hold the mask, apart from the band: a mask tensor, document offsets, or the tensors that a
+            mask_mod reads.
+        modifiers: the parameters of score modifiers, such as the softcap, by their names in `model.call.MODIFIERS`: a
+            number, a node that holds one, or None.
         bias: a float tensor that is added to the scores in addition to the mask and broadcasts to them; None without
             one.
         slopes: ALiBi slopes, fp32 [heads] or [batch, heads]: ``-slope * |i + kv_len - q_len - j|`` is added to the
@@ -215,9 +233,10 @@ class Forward:
         inputs: its operands.
         out, logsumexp: its results.  `logsumexp` is a `LogSumExp` if the program may read it too; None for the softmax
             of decomposed attention.
-        draws: the nodes that draw its random numbers; they are erased with it unless something else reads them.
-        sizes: nodes that ask for a size of a tensor that is erased with it, each with sizes of operands whose product
-            is that size.
+        draws: the nodes that draw random numbers for dropout; they are erased with the forward unless something else
+            reads them.
+        sizes: nodes that ask for a size of a tensor that is erased with the forward, each with the (view, dimension)
+            pairs of operands whose sizes multiply to that size.
         not_read: backwards without dropout that take the random state of this forward but belong to another one; they
             do not use the state, and are replaced first.
     """
@@ -232,11 +251,14 @@ class Forward:
 
     @property
     def order(self) -> Order | None:
-        """The layout of the output, see `Sink.order`."""
+        """The memory layout that the graph expects of the output, see `Sink.order`."""
         return self.out.order
 
     def given(self, backwards: Set[Node] = frozenset()) -> set[int | None]:
-        """Return the indices of the results that anything except `backwards` uses; None stands for all results."""
+        """Return the indices of the forward's results that nodes other than `backwards` use.
+
+        The set contains None if a node uses the operator's whole tuple of results.
+        """
         return {
             user.args[1] if user.target is operator.getitem else None  # type: ignore[misc]
             for user in self.node.users
@@ -246,11 +268,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of the log-sum-exp.
+    """The gradient of the log-sum-exp that a backward takes as an argument.
 
     Attributes:
         argument: the argument that holds it, floats [batch, heads, length].
-        factor: multiplied by it, this is the gradient with respect to the natural logarithm.
+        factor: the number by which to multiply it to get the gradient with respect to the natural log-sum-exp.
     """
 
     argument: Argument
@@ -265,7 +287,7 @@ class TensorGradient(Protocol):
         """The node that holds the gradient in the graph."""
 
     def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
-        """Return the gradient's node and its replacement, which is computed from the gradient of the bias."""
+        """Return (the gradient's node, its replacement, which is computed from the gradient of the bias)."""
 
 
 @dataclass(frozen=True)
@@ -276,12 +298,13 @@ class Backward:
         node: the operator's call, erased after its replacement.
         inputs: its operands.
         grad_out, out: the gradient of the output, and the output.  `out` is None if the backward does not read the
-            output, so that only our own forward computes what our backward needs.
+            output, so that only this package's forward computes what its backward needs.
         logsumexp: the argument that holds the log-sum-exp, fp32 [batch, heads, >= length], possibly with a trailing
-            dimension of size 1; None if our backward can only read that of a forward that is replaced with it.
-        gradients: the gradients of query, key and value.
-        bias_gradient: the gradient of the mask; None if the call computes none.
-        sink_gradient: the gradient of the sinks, [batch, heads, q_len, 1]; None if the call computes none.
+            dimension of size 1; None if this package's backward can only read the log-sum-exp of its own forward.
+        gradients: the sinks of the gradients of query, key and value.
+        bias_gradient: the sink of the gradient of the mask; None if the call computes none.
+        sink_gradient: the `Sink` of the gradient of the attention sinks, [batch, heads, q_len, 1]; None if the call
+            computes none.
         random_state: the arguments that identify the random numbers that the forward drew for dropout.
         grad_logsumexp: the gradient of the log-sum-exp; None without one.
         merged: the forwards of the graph from whose results `out` and `logsumexp` are computed; empty if `out` and
@@ -316,13 +339,14 @@ class Attention:
     """An attention that may be replaced: a backward together with its forward, or a forward alone.
 
     Attributes:
-        forward: None if the forward is in another graph.  Several backwards may share one forward.
-        backward: None if the graph has no backward of this forward.
+        forward: the forward; None if it is in another graph.  Several backwards may share one forward.
+        backward: the backward; None if the graph has none for this forward.
         forward_op: the name of the forward operator.
         refusal: called before anything else is read; returns why this call is not replaced, or None.  It may add a
             guard on a number.
-        note: a note of the frontend for the record.
-        one_operator: whether forward or backward is a call of one operator; if not, `forward_op` describes the nodes.
+        note: a remark of the frontend for the record.
+        one_operator: whether forward and backward are one operator call each.  If not (decomposed attention),
+            `forward_op` is a description such as "softmax by hand".
     """
 
     forward: Forward | None
@@ -369,23 +393,24 @@ class Attention:
 
     @property
     def lines(self) -> Iterable[Node]:
-        """The nodes whose metadata may name the line of the model's source."""
+        """The nodes whose stack traces may tell which line of the model's source calls the attention."""
         return [self.node, *self.node.users]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An attention that its frontend never replaces.
+    """An attention that was found but is certainly not replaced, with the reason.
 
     Attributes:
-        node: the node after which the attention is named in records.
+        node: the node whose name the attention has in records.
         op: the name of the operator.
         fallback: the reason.
         has_backward: whether it is a backward, or has one in the graph.
         tensors: the shapes, dtype and device of query, key and value; None if they are unknown.
         place: the node of the forward; None if it is unknown.
-        everywhere: whether the reason also holds on devices on which no attention is replaced.
-        of_line: nodes whose metadata may name the line of the model's source; empty for `node` and its users.
+        everywhere: whether the reason is also given on devices on which no attention is replaced; if not, the device is
+            the reason there.
+        of_line: nodes whose stack traces may tell the line of the model's source; empty for `node` and its users.
     """
 
     node: Node
@@ -399,7 +424,7 @@ class Refusal:
 
     @property
     def lines(self) -> Iterable[Node]:
-        """The nodes whose metadata may name the line of the model's source."""
+        """The nodes whose stack traces may tell which line of the model's source calls the attention."""
         return self.of_line or [self.node, *self.node.users]
 
 
@@ -407,7 +432,7 @@ Found = Attention | Refusal
 
 
 class Frontend(Protocol):
-    """A search for the attention of one origin; it is a function that reads a graph."""
+    """A function that finds the attentions of one origin, such as SDPA or flash-attn, in a graph."""
 
     def __call__(self, graph: Graph) -> Iterator[Found]:
         """Yield the attentions of a graph in the order of their nodes, without changing the graph or adding guards.
@@ -418,7 +443,12 @@ class Frontend(Protocol):
 
 
 def is_alone(forward: Node, backwards: Set[str] = frozenset()) -> bool:
-    """Return whether no attention backward, neither of `backwards` nor of this package, reads a result of `forward`."""
+    """Return whether no backward operator reads a result of `forward`: neither this package's nor one of `backwards`.
+
+    Args:
+        forward: the call of a forward operator.
+        backwards: the names of backward operators.
+    """
     return not any(_leads_to(user, backwards) for user in forward.users)
 
 
@@ -439,7 +469,12 @@ def _only_used_by(node: Node, allowed: Set[Node]) -> bool:
 
 
 def tensors_of(nodes: Iterable[object], axes: Axes = "bhsd") -> Tensors | None:
-    """Return the record of query, key and value; None if any of them is not a tensor."""
+    """Return the shapes, dtype and device of query, key and value for a record; None if one is not a tensor.
+
+    Args:
+        nodes: the nodes of query, key and value.
+        axes: the order of their dimensions; "bshd" is recorded as [batch, heads, length, head dim].
+    """
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     found = [value for value in values if isinstance(value, torch.Tensor)]
     if axes == "bshd":

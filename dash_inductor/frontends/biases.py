@@ -33,10 +33,10 @@ class FoundBias:
 
     Attributes:
         source: the argument that holds the tensor.
-        sink: the graph's gradient, [batch, q heads, q_len, kv_len]; None without one.
+        sink: the sink of the graph's gradient of the bias, [batch, q heads, q_len, kv_len]; None without one.
         total: the graph's sum of that gradient, which is replaced instead of the sink; None if the sink itself is read.
-        summed: the dimensions over which our operator sums the gradient, of the batch and the heads.
-        rest: the further dimensions over which our operator's result must be summed to equal `gradient`.
+        summed: those of the dimensions 0 (batch) and 1 (heads) over which this package's backward sums the gradient.
+        rest: the further dimensions over which the backward's result must be summed to equal `gradient`.
         tensor_gradients: the gradients of tensors from which the bias is computed, if the graph has these instead of
             the gradient of the bias; `gradient` is then one of them.
     """
@@ -56,11 +56,17 @@ class FoundBias:
 
     @property
     def gradient(self) -> Node | None:
-        """The node of the gradient that the graph reads; None without one."""
+        """The node of the gradient (or of its sum) that the graph reads; None without one."""
         return self.total if self.total is not None or self.sink is None else self.sink.used
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:
-        """Return pairs of a gradient that the graph reads and its replacement, computed from `result`."""
+        """Return (gradient that the graph reads, its replacement) pairs; replacements are computed from `result`.
+
+        Args:
+            emitter: adds nodes.
+            result: the gradient of the bias from this package's backward, summed over `summed`.
+            before: the node before which nodes are added.
+        """
         if self.total is None:
             assert self.sink is not None
             swap = self.sink.put(emitter, result, before)
@@ -93,7 +99,13 @@ def find_bias(mask: Argument, gradient: Sink | None, plane: Sequence[Dim]) -> Fo
 
 
 def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Sequence[Dim]) -> FoundBias:
-    """Return a bias of four dimensions with gradients of its source tensors; `plane` as in `find_bias`."""
+    """Return a bias whose gradient the graph needs only to compute gradients of other tensors.
+
+    Args:
+        place: the argument that holds the bias, four dimensions.
+        gradients: the gradients of the tensors from which the bias is computed.
+        plane: the shape of the scores, [batch, q heads, q_len, kv_len].
+    """
     size = place.value.meta["val"].shape
     one = [dim for dim in range(4) if sizes.static(size[dim]) == 1 and sizes.static(plane[dim]) != 1]
     summed, rest = (tuple(dim for dim in one if dim in dims) for dims in ((0, 1), (2, 3)))
@@ -101,7 +113,7 @@ def bias_of(place: Argument, gradients: tuple[TensorGradient, ...], plane: Seque
 
 
 def may_broadcast(mask: Node, plane: Sequence[Dim]) -> bool:
-    """Return whether a mask can broadcast to scores [batch, q heads, q_len, kv_len] for some dynamic sizes."""
+    """Return whether a mask may broadcast to scores [batch, q heads, q_len, kv_len], whose sizes may be dynamic."""
     size = mask.meta["val"].shape
     pairs = zip(size[::-1], plane[::-1], strict=False)
     return len(size) <= len(plane) and not any(sizes.differ(a, b) and sizes.static(a) != 1 for a, b in pairs)

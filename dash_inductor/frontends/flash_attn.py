@@ -60,7 +60,7 @@ _SAME = ("scale", "is_causal", "window_size_left", "window_size_right", "softcap
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the calls of flash-attn operators in a graph; see `Frontend`."""
+    """Yield the attentions in a graph that call operators of flash-attn 2 or 3; implements `Frontend`."""
     for pair, node in calls(graph, list(_pairs(graph))):
         assert isinstance(pair, Pair)
         yield _attention(pair, node)

@@ -48,7 +48,7 @@ _OF_PYTORCH = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the calls of FlexAttention in a graph; see `Frontend`."""
+    """Yield the attentions in a graph that call FlexAttention's operators; implements `Frontend`."""
     temporaries = Temporaries(graph)
     for _, node in calls(graph, [FLEX]):
         yield _found(node, temporaries)
@@ -151,7 +151,7 @@ class _Call:
         return Gradient(FLEX.argument(self.node, "grad_logsumexp"), 1 / math.log(2))
 
     def cause_of_fallback(self) -> str:
-        """Return why the call is not replaced, as far as is known before its functions are inlined; "" if it is not."""
+        """Return why the call is not replaced, as far as this is known before its functions are inlined; else ""."""
         try:
             score, mask = self._score, self._mask
         except NotReadable as error:

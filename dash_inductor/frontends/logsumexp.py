@@ -1,4 +1,4 @@
-"""Converts our forward's log-sum-exp to the form that the replaced operator returned, if the program reads it."""
+"""Converts the log-sum-exp of this package's forward to the replaced operator's form, if the program reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEVER_ALONE = (Band(), Band(0, None))
 
 @dataclass(frozen=True)
 class LogSumExp(Output):
-    """The log-sum-exp that a forward returns, fp32.
+    """The log-sum-exp that a forward operator of PyTorch or flash-attn returns, fp32: a sink.
 
     Its shape is [batch, heads, length], possibly padded to more rows or with a trailing dimension of size 1; [heads,
     tokens] for packed tokens.
@@ -34,7 +34,7 @@ class LogSumExp(Output):
     Attributes:
         base: the base of the logarithm.
         without_keys: the value for a query that sees no key; None if it is unknown.
-        past_end: the value of the padding rows.
+        past_end: the value of the rows of padding.
         multiple: the length is padded to a multiple of this.
     """
 
@@ -44,11 +44,11 @@ class LogSumExp(Output):
     multiple: int = 1
 
     def cause(self, query: Tensor, call: Call) -> str:
-        """Return why this log-sum-exp cannot be computed from ours; "" if it can.
+        """Return why this log-sum-exp cannot be computed from that of this package's forward; "" if it can.
 
         Args:
             query: [batch, heads, length, head dim].
-            call: the specification of the attention.
+            call: the attention spec.
         """
         value: Tensor = self.node.meta["val"][self.index]
         length = query.shape[2]
@@ -69,12 +69,14 @@ class LogSumExp(Output):
     def made_of(
         self, emitter: Emitter, ours: Node, call: Call, query: Node, documents: Documents | None, before: Node
     ) -> Node:
-        """Return a node before `before` that holds this log-sum-exp, computed from ours; it may be our node itself.
+        """Return a node before `before` that holds this log-sum-exp, computed from that of this package's forward.
+
+        It is `ours` itself if both are equal.
 
         Args:
             emitter: adds nodes.
-            ours: the log-sum-exp of our forward, see `operators.attention`.
-            call: the specification of the attention.
+            ours: the log-sum-exp of this package's forward, see `operators.attention`.
+            call: the attention spec.
             query: the query of the call in the graph.
             documents: the documents of packed tokens; None if they are not packed.
             before: the node before which nodes are added.
@@ -124,7 +126,7 @@ class LogSumExp(Output):
 
 
 def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: Node, before: Node) -> Node:
-    """Return a node before `before` with the gradient of the natural log-sum-exp, for our backward.
+    """Return a node before `before` with the gradient of the natural log-sum-exp, for this package's backward; fp32.
 
     It is zero where a query sees no key, whatever the program computes from minus infinity there.
 
@@ -150,7 +152,13 @@ def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: No
 
 
 def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
-    """Return why our forward cannot provide the results that nodes other than `backwards` read; "" if it can."""
+    """Return why this package's forward cannot provide all results that the program reads; "" if it can.
+
+    Args:
+        forward: the forward in the graph.
+        call: the attention spec.
+        backwards: nodes that may read any result, because they do not count as readers.
+    """
     if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has checked it
         return ""
     given = forward.given(backwards) - {forward.out.index}

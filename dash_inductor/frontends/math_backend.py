@@ -30,9 +30,10 @@ _MASKED = ("aten::add", "aten::where", "aten::masked_fill")
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield a refusal for every call of the math backend in a graph; see `Frontend`.
+    """Yield a refusal for every call of SDPA's math backend in a graph; implements `Frontend`.
 
-    The detail says which conditions of fused operators the call does not meet, and with which tensors it was called.
+    The detail of a refusal says with which tensors SDPA was called, and which conditions of its fused operators the
+    call does not meet.
     """
     softmax: dict[object, list[Node]] = {}
     forward: dict[object, list[Node]] = {}

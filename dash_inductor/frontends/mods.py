@@ -50,19 +50,19 @@ _LONGEST = 200
 
 
 def unread(text: str) -> NotReadable:
-    """Return the exception to raise if a FlexAttention cannot be read."""
+    """Return the exception to raise if a call of FlexAttention cannot be read; `text` is the detail of the record."""
     return NotReadable(Reason.FLEX_ATTENTION, text)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The scores of one attention, given by its query and key, [batch, heads, length, head dim]."""
+    """The scores of one attention, whose sizes follow from its query and key, [batch, heads, length, head dim]."""
 
     query: Node
     key: Node
 
     def of(self, axis: int) -> tuple[Node, int]:
-        """Return an input of the attention, and its dimension that has the size of an axis of the scores.
+        """Return the query or the key, and the number of its dimension that has the size of an axis of the scores.
 
         Args:
             axis: 0 to 3, of the scores [batch, heads, query length, key length].
@@ -70,13 +70,13 @@ class Plane:
         return (self.key, 2) if axis == 3 else (self.query, axis)
 
     def size(self, axis: int) -> sizes.Dim:
-        """Return the size of an axis of the scores."""
+        """Return the size of an axis of the scores [batch, heads, query length, key length]."""
         tensor, dim = self.of(axis)
         return cast(sizes.Dim, tensor.meta["val"].shape[dim])
 
 
 class Mod:
-    """A mod of a call, or the joint graph of one.
+    """The graph of a mask_mod or score_mod of a FlexAttention call, or the joint graph of its score_mod.
 
     Args:
         name: "mask_mod" or "score_mod", or a description of a joint graph.
@@ -125,7 +125,7 @@ class Mod:
         return dtype
 
     def name_of(self, number: int) -> str:
-        """Return the name that tensor `number` of the program has in the surrounding graph."""
+        """Return the surrounding graph's name of the program's tensor or number with index `number` in `given`."""
         return str(list(self.given.values())[number])
 
     def behind(self, node: Node) -> list[Node]:
@@ -133,7 +133,7 @@ class Mod:
         return sorted(_behind([node]))
 
     def token(self, value: Any) -> object:
-        """Return a hashable token of the computation behind a value of a score_mod or mask_mod.
+        """Return a hashable token that identifies how a value of the mod is computed.
 
         Two values have equal tokens if and only if they are computed by the same operators from the same mod
         arguments, so that tokens can be compared instead of graphs.
@@ -171,12 +171,15 @@ class Mod:
         return tuple(dict.fromkeys(found for found in own if isinstance(found, Node)))
 
     def places(self, node: Node) -> frozenset[int]:
-        """Return the indices, in `given`, of the values that a node of the mod depends on."""
+        """Return which of the program's tensors and numbers a node of the mod depends on, as indices in `given`."""
         numbers = {place: number for number, place in enumerate(self.given)}
         return frozenset(numbers[found] for found in _behind([node]) if found in numbers)
 
     def write(self, wanted: Node, plane: Plane, temporaries: Temporaries, like: Node, *, floats: bool = False) -> Node:
-        """Inline a node of the mod that does not depend on the score, for all scores: four dimensions, or none.
+        """Inline a node of the mod that does not depend on the score, and return a node that holds it for all scores.
+
+        The result has four dimensions that broadcast to [batch, heads, query length, key length], or none if the value
+        is the same for all scores.
 
         Args:
             wanted: the node of the mod.
@@ -192,7 +195,7 @@ class Mod:
         return writer.write(wanted)
 
     def text(self, node: Node | None = None) -> str:
-        """Return a node of the mod as an expression; by default its results."""
+        """Return a node of the mod, by default its results, as an expression for messages: ``score + bias[h]``."""
         text = ", ".join(map(self._in_words, self.results if node is None else [node]))
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
@@ -384,7 +387,7 @@ def is_number(value: object) -> bool:
 
 
 def scalar(mod: Mod, value: Any) -> float | None:
-    """Return a number that a mod computes with, if it is known: a Python number or a constant tensor; else None."""
+    """Return the value of a Python number or of a constant 0-dimensional tensor in a mod; None for anything else."""
     if is_number(value):
         return float(value)
     if not isinstance(value, Node):

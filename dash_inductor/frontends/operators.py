@@ -1,4 +1,4 @@
-"""Pairs of attention operators: a forward with output and log-sum-exp, and a backward with the gradients."""
+"""Attention operators in pairs: a forward, with output and log-sum-exp, and its backward, with the gradients."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from .logsumexp import LogSumExp
 
 @dataclass(frozen=True)
 class Pair:
-    """A forward and a backward operator of PyTorch that can be replaced.
+    """A forward and a backward operator of attention that can be replaced, and how their arguments are named.
 
     Attributes:
-        forward, backward: qualified names.
-        grad_out: the backward's argument that holds the gradient of the output.
-        mask: the argument that holds an additive or boolean mask; None if the operators take none.
-        random_state: the arguments that tell the backward which random numbers its forward drew for dropout.
-        axes: the dimensions of the tensors.
-        renamed: the operators' own argument names, by the names that all pairs share.
+        forward, backward: qualified names, such as "aten::_scaled_dot_product_flash_attention".
+        grad_out: the name of the backward's argument that holds the gradient of the output.
+        mask: the name of the argument that holds an additive or boolean mask; None if the operators take none.
+        random_state: the names of the arguments by which the backward knows the random numbers of its forward's
+            dropout.
+        axes: the order of the dimensions of query, key, value, output and their gradients.
+        renamed: the operators' own argument names, by the names that all pairs share; arguments whose own name is the
+            shared one may be left out.
         without_keys: the log-sum-exp of a query that sees no key; None if it is unknown.
         multiple: the length of the log-sum-exp is padded to a multiple of this.
     """
@@ -42,24 +44,32 @@ class Pair:
     multiple: int = 1
 
     def is_backward(self, node: Node) -> bool:
-        """Return whether a call of one of the two operators is a backward."""
+        """Return whether a node calls the backward operator of this pair."""
         return op_name(node) == self.backward
 
     def arguments(self, node: Node) -> dict[str, Any]:
-        """Return the arguments of a call (`bind`) by the names that all pairs share; `dropout_p` defaults to 0."""
+        """Return the arguments of a call by their shared names (see `renamed`), with the schema's defaults.
+
+        `dropout_p` is 0 for operators without it.
+        """
         names = {own: shared for shared, own in self.renamed.items()}
         return {"dropout_p": 0.0} | {names.get(name, name): value for name, value in bind(node).items()}
 
     def argument(self, node: Node, name: str) -> Argument:
-        """Return an argument by its shared name."""
+        """Return the argument of a call that has this shared name, see `renamed`."""
         return Argument(node, self.renamed.get(name, name))
 
     def view(self, node: Node, name: str) -> View:
-        """Return the tensor of an argument by its shared name."""
+        """Return the tensor argument of a call that has this shared name, as a `View`."""
         return View(self.argument(node, name), self.axes)
 
     def inputs(self, node: Node, **others: Any) -> Inputs:
-        """Return the inputs of a call: its tensors, scale, dropout, the documents of packed tokens, and `others`."""
+        """Return the `Inputs` of a call: query, key, value, scale, dropout, and the document offsets of packed tokens.
+
+        Args:
+            node: the call.
+            others: further fields of `Inputs`.
+        """
         args = self.arguments(node)
         query, key, value = (self.view(node, name) for name in ("query", "key", "value"))
         if self.axes == "thd":
@@ -79,10 +89,10 @@ class Pair:
         return forward if forward is logsumexp.args[0] and op_name(forward) == self.forward else None
 
     def merged_from(self, backward: Node) -> tuple[Node, ...]:
-        """Return the forwards from whose results a backward's `logsumexp` is computed.
+        """Return the forward calls from whose results a backward's `logsumexp` is computed.
 
         Context parallel merges the forwards of several parts of the keys, and each part has a backward that reads the
-        merged results.  The result is empty if `forward_of` finds a forward.
+        merged results.  The result is empty if one forward alone computed `logsumexp` (`forward_of`).
         """
         start = self.argument(backward, "logsumexp").value
         if self.forward_of(backward) is not None or not isinstance(start, Node):
@@ -98,7 +108,7 @@ class Pair:
         return tuple(node for node in backward.graph.nodes if node in found)
 
     def without_dropout(self, forward: Node) -> frozenset[Node]:
-        """Return the backwards without dropout that take the random state of `forward` but none of its results."""
+        """Return the backwards without dropout that read a forward's random state, but no other result of it."""
         given = {reader for result in forward.users for reader in result.users if self.is_backward(reader)}
         return frozenset(
             reader
@@ -108,17 +118,22 @@ class Pair:
         )
 
     def logsumexp(self, forward: Node) -> LogSumExp:
-        """Return the log-sum-exp of a forward, its second result."""
+        """Return the log-sum-exp of a forward call, its second result."""
         return LogSumExp(forward, 1, without_keys=self.without_keys, multiple=self.multiple)
 
     def gradients(self, backward: Node) -> tuple[Output, Output, Output]:
-        """Return the gradients of query, key and value."""
+        """Return the sinks of a backward call's gradients of query, key and value, its first three results."""
         return Output(backward, 0, self.axes), Output(backward, 1, self.axes), Output(backward, 2, self.axes)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A forward and a backward operator of PyTorch that are recognised, but never replaced."""
+    """A forward and a backward operator of PyTorch that are recognised, but never replaced.
+
+    Attributes:
+        forward, backward: qualified names.
+        reason, note: why they are not replaced, and a note for the record; "" without one.
+    """
 
     forward: str
     backward: str
@@ -133,9 +148,10 @@ class Refused:
 
 
 def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:
-    """Yield the backwards of these operators in a graph, and forwards without a backward, each with its pair.
+    """Yield (pair, node) for each attention in a graph that calls one of these operators.
 
-    A forward without a backward is one that no backward belongs to, whatever else reads its results.
+    The node is the backward or, if no backward of the graph belongs to it, the forward, whatever else reads its
+    results.
     """
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}
@@ -164,7 +180,7 @@ def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
 
 
 def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:
-    """Yield a refusal for every call of operators that are never replaced."""
+    """Yield a refusal for each attention in a graph that calls one of these operators, which are never replaced."""
     for found, node in calls(graph, operators):
         assert isinstance(found, Refused)
         yield found.refusal(node)

@@ -76,18 +76,18 @@ class Repeat:
 
     @property
     def loses_range(self) -> bool:
-        """Whether the operand's dtype has a larger smallest normal number than the smaller tensor's dtype."""
+        """Whether the cast to the operand's dtype may underflow: the dtype has a larger smallest normal number."""
         return torch.finfo(self.dtype).tiny > torch.finfo(self.base.meta["val"].dtype).tiny
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sink: the graph's sum of a repeated operand's gradient over the group, a gradient of the smaller tensor.
+    """A sink: the gradient of a smaller tensor, which the graph sums from the gradient of the repeated operand.
 
     Attributes:
-        gradient: the gradient of the repeated operand.
+        gradient: the sink of the gradient of the repeated operand.
         repeat: how the operand repeats the smaller tensor.
-        total: the sum (and the squeeze after it), in the layout of the smaller tensor.
+        total: the sum over the group (and the squeeze after it), in the layout of the smaller tensor.
         keepdim: whether the summed dimension remains, with size 1.
     """
 
@@ -196,9 +196,13 @@ def is_padded_repeat(operand: Node) -> bool:
 
 
 def find_sum(gradient: Sink, repeat: Repeat) -> Sink | None:
-    """Return the sink of the gradient of the smaller tensor.
+    """Return the sink of the gradient of the smaller tensor, which the graph sums over the group; `Unused` without one.
 
     Return None if the gradient of the repeated operand is not just summed over the group, or the sum is not dense.
+
+    Args:
+        gradient: the sink of the gradient of the repeated operand.
+        repeat: how the operand repeats the smaller tensor.
     """
     used = gradient.used
     if used is None:

@@ -44,10 +44,15 @@ _TENSORWISE = frozenset(
 
 
 def check_gradient_of_score(forward: Mod, joint: Mod, score: Score) -> None:
-    """Check that the gradient of the score is the derivative of the score_mod's form.
+    """Check that a joint graph's gradient of the score is the derivative of the score_mod as `score` describes it.
+
+    Args:
+        forward: the score_mod.
+        joint: its joint graph.
+        score: the form of the score_mod.
 
     Raises:
-        NotReadable: it is not.
+        NotReadable: it is another gradient.
     """
     words = f"the gradient of the score is not the derivative of {forward.text()}"
     node = joint.results[0]
@@ -86,7 +91,7 @@ class TensorGradient:
 
     Attributes:
         joint: the joint graph of the score_mod.
-        output: its result for the gradient of the tensor.
+        output: the node of the joint graph that is its result for this tensor.
         gradient: the gradient of the tensor in the surrounding graph, which is replaced.
         given: for nodes of the joint graph that do not depend on the gradient, the nodes of the surrounding graph.
         hidden: nodes that zero the gradients of hidden scores; they are skipped, because the bias has a gradient of 0
@@ -104,11 +109,11 @@ class TensorGradient:
         joint: Mod, number: int, gradient: Node, conditions: Sequence[tuple[object, bool]], bias: Node,
         write: Callable[[Node], Node],
     ) -> TensorGradient:  # fmt: skip
-        """Read the gradient of tensor `number` of a score_mod.
+        """Read the gradient of tensor `number` of a score_mod from its joint graph.
 
         Args:
             joint: the joint graph of the score_mod.
-            number: the index of the tensor.
+            number: the index of the tensor among those that the score_mod reads.
             gradient: the gradient of the tensor in the surrounding graph.
             conditions: the conditions that hide scores, as tokens, each with its value for visible scores.
             bias: what is added to the scores, four dimensions.
@@ -140,7 +145,7 @@ class TensorGradient:
         return TensorGradient(joint, output, gradient, given, frozenset(hidden))
 
     def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
-        """Return the gradient that the graph reads, and its replacement.
+        """Return (the gradient of the tensor that the graph reads, its replacement computed from `of_bias`).
 
         Args:
             emitter: adds nodes.
@@ -185,12 +190,13 @@ def _computed(node: Node, args: Any, kwargs: Any) -> Tensor:
 
 
 def scattered(shape: Sequence[int], indices: Sequence[Tensor], values: Tensor) -> Tensor:
-    """Sum the values of all scores by the elements of a tensor that their score_mod reads.
+    """Return a tensor of `shape`, each of whose elements is the sum of `values` over the scores that read this element.
 
     Args:
-        shape: the shape of the tensor.
-        indices: for each of its dimensions, integers of four dimensions that broadcast with one another.
-        values: four dimensions that broadcast to the scores.
+        shape: the shape of a tensor of which every score reads one element.
+        indices: for each of its dimensions, the indices that the scores read: integers of four dimensions that
+            broadcast with one another.
+        values: one value per score, in four dimensions that broadcast to the scores.
     """
     size = torch.broadcast_shapes(*(index.shape for index in indices))
     along = [dim for dim in range(4) if not _is_one(size[dim])]

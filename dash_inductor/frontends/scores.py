@@ -1,6 +1,6 @@
-"""Reads the form of a `score_mod`: it may scale a score, bound it, add to it and hide it; anything else is refused.
+"""Reads a `score_mod` of FlexAttention: it may scale a score, bound it, add to it and hide it; others are refused.
 
-The form is read from the result inwards: a choice of minus infinity that hides the score, then additions of numbers
+The function is read from its result inwards: choices of minus infinity, which hide the score, then additions of values
 that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Kernels apply these steps in the same
 order.
 """
@@ -39,11 +39,11 @@ class Added:
 
 @dataclass(frozen=True)
 class Hidden:
-    """A condition for which scores become minus infinity.
+    """A condition under which a score_mod turns scores into minus infinity.
 
     Attributes:
         node: a bool node of the mod that does not depend on the score.
-        where: the value for which the score is hidden.
+        where: the value of the condition for which the score is hidden.
     """
 
     node: Node
@@ -52,13 +52,14 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Score:
-    """A score_mod: ``where(hidden, -inf, cap * tanh(factor * s / cap) + added)``.
+    """What a score_mod computes from a scaled score s: ``where(hidden, -inf, cap * tanh(factor * s / cap) + added)``.
 
     Attributes:
-        factor: the factor of the scaled score s.
-        softcap: the bound; None without one.
-        tanh: the node of the softcap's tanh.
-        added, hidden: the parts that do not depend on the score.
+        factor: the factor of s.
+        softcap: the softcap ``cap``; None without one: the result is then ``where(hidden, -inf, factor * s + added)``.
+        tanh: the node of the softcap's tanh; None without a softcap.
+        added: the values that are added.
+        hidden: the conditions, any of which hides the score.
     """
 
     factor: float = 1.0
@@ -69,10 +70,10 @@ class Score:
 
 
 def read_score(mod: Mod) -> Score:
-    """Return the form of a score_mod.
+    """Return a score_mod as a `Score`.
 
     Raises:
-        NotReadable: it does not have this form.
+        NotReadable: it does not have this form, or computes scores in a dtype that is neither the query's nor float32.
     """
     _check_dtypes(mod)
     hidden, node = _hidden(mod, mod.result)
@@ -93,7 +94,12 @@ def _check_dtypes(mod: Mod) -> None:
 
 
 def refused(mod: Mod, what: str) -> NotReadable:
-    """Return the exception to raise if a mod, or its joint graph, cannot be read."""
+    """Return the exception to raise for a mod, or a joint graph, that cannot be read.
+
+    Args:
+        mod: the mod, whose name and text begin the message.
+        what: the rest of the sentence, for example "subtracts the score".
+    """
     return unread(f"{mod.name}: {mod.text()} {what}")
 
 

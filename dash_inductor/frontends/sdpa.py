@@ -45,7 +45,7 @@ _MERGED = "bits depend on how keys are split: output and log-sum-exp are merged 
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the calls of SDPA's fused operators in a graph; see `Frontend`."""
+    """Yield the attentions in a graph that call SDPA's fused operators; implements `Frontend`."""
     found = list(calls(graph, (*PAIRS, _OVERRIDEABLE)))
     merged = {node: pair.merged_from(node) for pair, node in found if isinstance(pair, Pair) and pair.is_backward(node)}
     parts = {part for forwards in merged.values() for part in forwards}

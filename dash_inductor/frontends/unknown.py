@@ -45,9 +45,13 @@ _PYTORCH = frozenset({
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """Yield a refusal for each call that is attention by its name, arguments or shapes and is not in `known`.
+    """Yield a refusal for each attention of a graph that no frontend supports, found by name, arguments or shapes.
 
     A forward whose backward is in the graph has no refusal of its own.
+
+    Args:
+        graph: the graph.
+        known: the nodes of attentions that frontends have found; they are skipped.
     """
     backwards = [node for node in graph.nodes if node not in known and _is_backward(node)]
     for node in backwards:

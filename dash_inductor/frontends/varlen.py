@@ -48,7 +48,7 @@ _DEPTH = 20
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the varlen calls in a graph; see `Frontend`."""
+    """Yield the attentions in a graph that call PyTorch's varlen operators; implements `Frontend`."""
     for found, node in calls(graph, (*PAIRS, *_REFUSED)):
         yield found.refusal(node) if isinstance(found, Refused) else _attention(found, node)
 
@@ -85,11 +85,11 @@ def _refusal(pair: Pair, node: Node, forward: Node | None) -> Fallback | None:
 
 
 def cause_of_fallback(args: Mapping[str, Any], forward: Mapping[str, Any]) -> str:
-    """Return why a varlen call is not replaced; "" if `Documents` and `band` describe it.
+    """Return why the arguments of a varlen call prevent its replacement; "" if they do not.
 
     Args:
         args: the arguments of the backward, or of a forward without a backward, see `Pair.arguments`.
-        forward: those of the forward; empty if it is not in the graph.
+        forward: the arguments of the backward's forward; empty if there is none in the graph.
     """
     starts, key_starts = args["cu_seq_q"], args["cu_seq_k"]
     if not (isinstance(starts, Node) and isinstance(key_starts, Node)):
@@ -118,7 +118,11 @@ def cause_of_fallback(args: Mapping[str, Any], forward: Mapping[str, Any]) -> st
 
 
 def band(args: Mapping[str, Any]) -> Band:
-    """Return the band of a call in positions within a document; only for calls without a `cause_of_fallback`."""
+    """Return the band of a varlen call, in positions within a document.
+
+    Args:
+        args: the arguments of a call for which `cause_of_fallback` returns "".
+    """
     left, right = (_reach(number(bound)) for bound in _window(args))
     if args["is_causal"]:
         right = 0
@@ -140,9 +144,9 @@ def _window(args: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def number(bound: Any) -> int | None:
-    """Return a number for which kernels are compiled, fixed by a guard if it is symbolic.
+    """Return a bound of a window as a number for which kernels are compiled; a guard fixes it if it is symbolic.
 
-    Return None if it cannot be known.
+    Return None if no guard can fix it.
     """
     value = sizes.specialised(bound.meta["val"] if isinstance(bound, Node) else bound)
     return None if value is None else int(value)

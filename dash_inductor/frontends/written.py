@@ -1,4 +1,4 @@
-"""Results of an operator that writes to tensors of its caller (``out=`` style), after functionalization.
+"""Finds the results of an operator that writes to tensors of its caller (``out=`` style), after functionalization.
 
 A functionalized call returns what the operator returns, followed by the tensors as they are after the writes.  In its
 second form (auto_functionalized_v2), arguments that are views of one tensor share one entry in `_all_bases`, and
@@ -28,12 +28,14 @@ _DENSE: Order = (0, 2, 1, 3)
 
 
 def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, Sink] | None:
-    """Return the sinks of three arguments that a call writes to; None if any of them cannot be determined.
+    """Return the sinks of three arguments that a call writes to, such as dq, dk and dv.
+
+    Return None if any of them cannot be determined.
 
     Args:
         node: the functionalized call.
         names: the names of the arguments in the operator's schema.
-        axes: the dimensions of the arguments.
+        axes: the order of the dimensions of the arguments.
     """
     operator = called(node)
     if operator is None or not is_functionalized(node):
@@ -64,9 +66,9 @@ def written(node: Node, names: Sequence[str], axes: Axes) -> tuple[Sink, Sink, S
 
 
 def given(node: Node, name: str) -> Any:
-    """Return the tensor passed to a functionalized call for an argument that it writes to.
+    """Return the node that is passed to a functionalized call for an argument that the operator writes to.
 
-    Return None if it is part of a tensor.
+    Return None if the argument is only a part of a tensor, or the call is not one of auto_functionalized_v2.
     """
     view, bases = _View.of(node, name), node.kwargs.get("_all_bases")
     if view is None or bases is None or view.slice is not None or view.strided is not None:

@@ -15,7 +15,7 @@ from .index_expr import Algebra, Branch, Leaf, NotRecognised, Value, leaves
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one attention: their lengths, and the index symbols of a query and a key.
+    """The lengths of one attention's scores, and the sympy symbols that stand for the index of a query and of a key.
 
     Args:
         algebra: the algebra that knows the ranges of the symbols.
@@ -80,7 +80,11 @@ def visibility(scores: Scores, value: Value, dtype: torch.dtype) -> tuple[Value,
 
 
 def to_band(scores: Scores, visible: Value) -> Band | None:
-    """Return the band that the visibility of a pair, a decision tree over positions, describes; None if it is empty.
+    """Return the band that the visibility of a pair describes; None if it shows no pair.
+
+    Args:
+        scores: the lengths and index symbols.
+        visible: the visibility, a decision tree over positions.
 
     Raises:
         NotRecognised: "not_a_band" if it is not a band.
@@ -117,7 +121,7 @@ def to_band(scores: Scores, visible: Value) -> Band | None:
 
 
 def hides_a_row(scores: Scores, band: Band) -> bool:
-    """Return whether some query may see no key under the band, that is, unless the ranges of lengths rule it out."""
+    """Return whether some query may see no key under the band; False only if the ranges of lengths rule this out."""
     offset = scores.offset if band.anchor == "bottom_right" else sympy.S.Zero
     gaps = []
     if band.lo is not None:

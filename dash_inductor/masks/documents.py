@@ -50,12 +50,12 @@ class Documents:
     starts: Node
 
     def rows(self, tokens: sizes.Dim) -> sizes.Dim:
-        """Return the number of rows for this number of tokens, a multiple of `ALIGNMENT`."""
+        """Return the number of rows that the documents of this many tokens take at most, a multiple of `ALIGNMENT`."""
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 
     def varlen_layout(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
-        """Return the rows' segment ids and which tokens they hold, as nodes that layers with the same starts share.
+        """Return which segment id and which token each row has, as nodes that all layers with equal `starts` share.
 
         Args:
             emitter: adds nodes.
@@ -153,17 +153,17 @@ class _Shared:
         return self._of_no_region(node, known)
 
     def count(self, positions: Node, boundaries: Node) -> Node:
-        """Return for each position how many of the ascending boundaries are not beyond it."""
+        """Return, for each position, the number of boundaries that are at most this position; boundaries ascend."""
         is_int32 = boundaries.meta["val"].dtype == torch.int32
         return self(aten.bucketize.Tensor, positions, boundaries, out_int32=is_int32, right=True)
 
     def of_sizes(self, target: Callable[[Any, Any], Any], a: int | Node, b: int | Node) -> int | Node:
-        """Return ``target(a, b)``: a number, or a node if one of the sizes is a node."""
+        """Return ``target(a, b)`` for sizes: a number if both are numbers, else a node."""
         found: int | Node = self(target, a, b) if isinstance(a, Node) or isinstance(b, Node) else target(a, b)
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """Return `_tiles` of sizes, each of which may be a node."""
+        """Return the result of `_tiles` for sizes, each a number or a node."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 

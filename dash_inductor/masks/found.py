@@ -30,7 +30,7 @@ class FoundComponent:
 
     @property
     def same(self) -> Mapping[str, str]:
-        """For each operand that is the same tensor as another one, the name of the other, which alone is computed."""
+        """Operands that equal another one, which alone is computed: the name of the other by the operand's name."""
         return {}
 
     @property
@@ -48,13 +48,13 @@ class FoundComponent:
         raise NotImplementedError
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the operands by field, as tensors or nodes of the calculator; those in `same` are left out."""
+        """Return the component's operands by name, as tensors or nodes of the calculator, without those in `same`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Where(FoundComponent):
-    """A component that shows the keys, or the pairs, for which a predicate on data is true.
+    """A component that hides all keys, or all pairs, except those for which a predicate on data is true.
 
     Args:
         choice: the predicate.

@@ -107,14 +107,17 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` represent the equality of a value of each of these two index symbols by a data symbol.
+        """Make `equal_zero` use a data symbol where it compares a value of the first index with one of the second.
 
-        `equality` returns the two values for which a data symbol stands.
+        A difference of two positions stays an expression.  `equality` returns the two values of a data symbol.
+
+        Args:
+            first, second: the index symbols of queries and of keys.
         """
         self._apart = first, second
 
     def equality(self, symbol: sympy.Basic) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return the two values for whose equality a data symbol of `equal_zero` stands; None for other symbols.
+        """Return the two values whose equality a data symbol of `equal_zero` stands for; None for other symbols.
 
         Each depends on one of the two index symbols of `tell_apart`.  The data symbol is 1 where they are equal and 0
         elsewhere.
@@ -357,7 +360,9 @@ class Algebra:
         return {s: self._extent[s] - 1 if c > 0 else sympy.S.Zero for s, c in coefficients.items() if s in self._extent}
 
     def lift(self, leaf_op: Callable[..., Value], *values: Value) -> Value:
-        """Apply an operation on leaves to trees: ``f(if c: a else b, y) = if c: f(a, y) else f(b, y)``.
+        """Apply an operation on leaves to values that may be decision trees, leaf by leaf.
+
+        ``f(if c: a else b, y)`` becomes ``if c: f(a, y) else f(b, y)``.
 
         Raises:
             NotRecognised: more than `MAX_LEAVES` evaluations.
@@ -386,7 +391,9 @@ class Algebra:
     # Division, for reshapes
 
     def floor_divide(self, value: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-        """Return quotient and remainder of integers: exact if the ranges allow, else opaque (`FloorDiv`, `PythonMod`).
+        """Return quotient and remainder of integers, exact if the ranges allow it.
+
+        If not, they are opaque `FloorDiv` and `PythonMod` expressions.
 
         Raises:
             NotRecognised: the divisor is not proved to be positive.
@@ -420,7 +427,7 @@ def rejoined(expr: sympy.Expr) -> sympy.Expr:
 
 
 def assume(value: Value, cond: sympy.Expr, truth: bool) -> Value:
-    """Return `value` without the branches that are decided if the truth of ``cond >= 0`` is known to be `truth`."""
+    """Return a decision tree without the branches that can be decided once ``cond >= 0`` is known to be `truth`."""
     if not isinstance(value, Branch):
         return value
     known = cond if truth else -cond - 1
@@ -458,10 +465,15 @@ def conditions_of(value: Value) -> list[sympy.Expr]:
 
 
 def conjuncts_of(visible: Value, conditions: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], Value]:
-    """Split off conditions whose conjunction with the rest is `visible`; return them and the rest.
+    """Split `visible` into a conjunction of conditions and a rest; return both.
 
-    They are those of `conditions`, or of their negations, that hold wherever `visible` does, each as an expression
-    that is ``>= 0``.  The rest is `visible`, simplified under all of them.
+    Args:
+        visible: a decision tree of bools.
+        conditions: the candidates, each an expression tested for ``>= 0``.
+
+    Returns:
+        The candidates, or their negations, that hold wherever `visible` does, each as an expression that is ``>= 0``,
+        and `visible` simplified under all of them.
     """
     found = []
     for cond in conditions:

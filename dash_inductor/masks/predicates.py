@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoadComparison:
-    """The condition ``load <= bound`` (``load >= bound`` if `at_least`) on a load, an element of a tensor in the graph.
+    """The condition ``load <= bound`` (``load >= bound`` if `at_least`) on a load, which is an element of a tensor.
 
     A boolean load counts as 0 or 1.
     """
@@ -79,7 +79,13 @@ def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
 
 
 def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return the values of a predicate: a bool tensor or node with the dimensions `axes`, of size 1 where constant."""
+    """Return the values of a predicate, a bool tensor or node.
+
+    Args:
+        found: the predicate.
+        axes: the dimensions of the result; those on which the predicate does not depend have size 1.
+        calculator: computes on tensors, or adds nodes.
+    """
     call, here = calculator.call, _compared(found.comparison, axes, calculator)
     then, other = (
         part if isinstance(part, bool) else compute(part, axes, calculator) for part in (found.then, found.other)

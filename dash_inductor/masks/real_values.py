@@ -113,7 +113,7 @@ class RealValues:
         return None
 
     def forget(self) -> None:
-        """Drop the windows computed so far; whole tensors are kept."""
+        """Free the windows computed so far; tensors that were computed as a whole are kept."""
         self._parts.clear()
 
     def whole(self, node: Node) -> torch.Tensor:

@@ -41,10 +41,14 @@ class Restarts:
         self._shape_env = shape_env
 
     def difference(self, number: Load, of_query: Load, of_key: Load) -> tuple[int, Load] | None:
-        """Return c with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j of one document, and position ids.
+        """Return (c, position ids) with ``of_query[i] - of_key[j] == i - j + c`` for all tokens i, j of one document.
 
-        Tokens belong to one document if `number`, the document id, is equal.  The position ids are those from which
-        `number` is counted.  Return None if no c is proved.
+        Return None if no c is proved.
+
+        Args:
+            number: the document ids: tokens with equal ids belong to one document.  They are counted from the position
+                ids.
+            of_query, of_key: the compared numbers of a query and of a key.
         """
         for position in (of_key, of_query):
             try:

@@ -87,7 +87,10 @@ class Numbers:
         return replace(self, loads=tuple((s, replace(load, node=node(load.node))) for s, load in self.loads))
 
     def reads_as(self, other: Numbers) -> bool:
-        """Return whether these numbers equal `other` token by token, if both axes have the same length."""
+        """Return whether these numbers and `other`, one of queries and one of keys, are equal at every index.
+
+        This holds only if there are as many queries as keys.
+        """
         theirs = {load.along(self.axis): symbol for symbol, load in other.loads}
         names = {symbol: theirs.get(load) for symbol, load in self.loads} | {self.position: other.position}
         return None not in names.values() and self.expr.xreplace(names) == other.expr

@@ -19,7 +19,10 @@ from . import sdpa, stand_in
 
 @dataclass(frozen=True)
 class Properties:
-    """The part of ``torch.cuda.get_device_properties`` that follows from the architecture; other attributes raise."""
+    """A stand-in for ``torch.cuda.get_device_properties`` with the fields that follow from the architecture.
+
+    Reading another field raises an error.
+    """
 
     name: str
     major: int

@@ -64,7 +64,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def flex_attention_there() -> Iterator[None]:
-    """A context manager in which FlexAttention traces its gradient graph on the stand-in."""
+    """A context manager in which FlexAttention traces the gradient of its score_mod on the GPU's stand-in."""
     flex_attention = devices.flex_attention()
     create = flex_attention.create_fw_bw_graph
 

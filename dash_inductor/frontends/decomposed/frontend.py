@@ -1,7 +1,7 @@
 """Frontend for decomposed attention: finds softmaxes between two matrix products, and their derivatives.
 
 Inductor decomposes a softmax into maximum, difference, exponential, sum and quotient, and decomposes its backward too;
-SDPA's math backend consists of the same nodes.  An attention is replaced if every reader of every node between the
+SDPA's math backend consists of the same operators.  An attention is replaced if every reader of every node between the
 products is known to belong to it (see `values` for how nodes are identified).  Any other softmax between two products
 is not replaced, and the record names the node that prevents its replacement.
 """
@@ -54,7 +54,7 @@ class _Softmax:
 
 
 def find(graph: Graph) -> Iterator[Found]:
-    """Yield the decomposed attentions of a graph; see `Frontend`.
+    """Yield the decomposed attentions of a graph; implements `Frontend`.
 
     Adds temporary nodes (`graph.temporaries`), which stay only if a replaced attention reads them.
     """

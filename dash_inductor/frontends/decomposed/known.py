@@ -1,4 +1,4 @@
-"""What is known of the nodes around one softmax: values, operands, results, and the queue of nodes to visit next."""
+"""What is known of the nodes around one softmax: the tensors of attention that they hold, and which to visit next."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Known:
         of_backward: the nodes that depend on gradients.
 
     Attributes:
-        known: the values of the nodes that belong to attention.
+        known: which tensor of attention each node holds, for the nodes that belong to attention.
         named: the nodes that hold query, key, value and the gradient of the output, by kind; one node may hold several.
         chains: for each operand of a product, the nodes from which it is computed, the operand itself last.
-        query_dim, inner_dim, value_dim: the dimensions of the queries, of query and key (head dim), and of value.
+        query_dim, inner_dim, value_dim: the dimensions of the queries, of the head dim of query and key, and of that of
+            value, each as the atoms (index ranges) that it merges.
         results: the products that compute the output and the gradients.
         dropout: the probability with which a softmax probability is dropped.
         random: the nodes that draw random numbers.
@@ -53,7 +54,7 @@ class Known:
 
     @property
     def atoms(self) -> Atoms:
-        """The atoms of the attention's dimensions."""
+        """The atoms (index ranges, such as heads or keys) of the attention's dimensions."""
         return self.scores.atoms
 
     @property
@@ -65,53 +66,58 @@ class Known:
 
     @property
     def rows(self) -> Dimension:
-        """The dimension of the queries."""
+        """The query dimension of the scores, as the atoms (index ranges) that it consists of."""
         return self.atoms.atoms(self.query_dim)
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The narrowest dtype that the kernels support and that occurs on the way to each of query, key and value.
+        """The dtype in which query, key and value are read: the narrowest one that all three have on their way.
 
-        For each of the three, the dtypes of the known nodes from which it is computed, and its own, count.
-        None if no supported dtype is common to all.
+        The way to each consists of the nodes from which it is computed by views, casts and factors, and of its own
+        node.  None if no dtype that the kernels support is common to all three.
         """
         found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
         common = set(DTYPES).intersection(*found)
         return min(common, key=lambda dtype: (dtype.itemsize, str(dtype)), default=None)
 
     def strangers(self) -> Iterator[tuple[Node, Node]]:
-        """Yield pairs of a node that belongs to attention and a reader of it that does not."""
+        """Yield (node, reader) pairs: a node that holds an intermediate tensor of attention, and an outside reader."""
         for node, value in self.known.items():
             if value.kind not in PUBLIC:
                 yield from ((node, user) for user in users(node) if user not in self.known)
 
     def is_kind(self, node: object, *kinds: Kind) -> bool:
-        """Return whether a node's value is of one of these kinds."""
+        """Return whether a node holds a tensor of attention of one of these kinds."""
         return isinstance(node, Node) and node in self.known and self.known[node].kind in kinds
 
     def of(self, node: Node) -> list[Value | None]:
-        """Return the values of a node's arguments; None for each argument without a known value."""
+        """Return, for each argument of a node, which tensor of attention it holds; None where that is not known."""
         return [self.known.get(arg) if isinstance(arg, Node) else None for arg in node.args]
 
     def set(self, node: Node, value: Value) -> None:
-        """Record the value of a node, and queue its users unless it is a result of attention."""
+        """Record which tensor of attention a node holds.  Queue its users, unless that is the output or a gradient."""
         self.known[node] = value
         if value.kind not in RESULTS:
             for user in node.users:
                 self.push(user)
 
     def set_operand(self, node: Node, value: Value) -> None:
-        """Record that a node holds an operand, and queue its users."""
+        """Record that a node holds query, key, value or the gradient of the output, and queue its users.
+
+        Args:
+            node: the node.
+            value: which of the four it holds, with its labels and factor.
+        """
         self.named.setdefault(value.kind, {})[node] = value  # type: ignore[arg-type]
         for user in node.users:
             self.push(user)
 
     def push(self, node: Node) -> None:
-        """Queue a node; nodes are visited in the order of the graph."""
+        """Queue a node for a visit; nodes are visited in the order of the graph."""
         if node in self.place:
             heapq.heappush(self._queue, (self.place[node], node))
 
     def turns(self) -> Iterator[Node]:
-        """Yield the queued nodes until the queue is empty; nodes may be queued meanwhile."""
+        """Yield the queued nodes in the order of the graph until the queue is empty; nodes may be queued meanwhile."""
         while self._queue:
             yield heapq.heappop(self._queue)[1]

@@ -42,7 +42,10 @@ def shape_of(node: Node) -> Sequence[Dim]:
 
 
 def broadcast(node: Node, labels: Labels) -> Labels:
-    """Return the labels of a tensor that broadcasts to one with these labels."""
+    """Return the labels of a tensor that broadcasts to one with `labels`.
+
+    A label is a tuple of the atoms (index ranges) that a dimension merges; dimensions of size 1 have ().
+    """
     shape = shape_of(node)
     padded: Labels = ((),) * len(shape) if len(shape) > len(labels) else labels[len(labels) - len(shape) :]
     return tuple(() if static(size) == 1 else label for size, label in zip(shape, padded, strict=True))
@@ -64,7 +67,7 @@ def shows_bits(node: Node) -> bool:
 
 
 class Atoms:
-    """The atoms of one attention, and how views split them."""
+    """The atoms (index ranges, such as the heads) of one attention, and the parts into which views split them."""
 
     def __init__(self) -> None:
         self._parts: dict[Atom, Dimension] = {}
@@ -78,24 +81,31 @@ class Atoms:
         return self._noted(node, [() if static(n) == 1 else (Atom(n),) for n in shape_of(node)])
 
     def atoms(self, dimension: Iterable[Atom]) -> Dimension:
-        """Return the parts into which these atoms have been split, as far as they have."""
+        """Return these atoms, each replaced by its parts if a view has split it."""
         found: list[Atom] = []
         for atom in dimension:
             found += self.atoms(self._parts[atom]) if atom in self._parts else (atom,)
         return tuple(found)
 
     def resolved(self, labels: Labels) -> Labels:
-        """Return labels in which every split atom is replaced by its parts."""
+        """Return labels (the atoms that each dimension merges) in which every split atom is replaced by its parts."""
         return tuple(map(self.atoms, labels))
 
     def same(self, a: Labels, b: Labels) -> bool:
-        """Return whether two tensors have the same dimensions, ignoring leading dimensions of size 1."""
+        """Return whether tensors with labels `a` and `b` have equal dimensions, apart from leading ones of size 1."""
         a, b = self.resolved(a), self.resolved(b)
         width = max(len(a), len(b))
         return (((),) * (width - len(a)) + a) == (((),) * (width - len(b)) + b)
 
     def through(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of a node whose first argument has `labels`; None if it is not a view or copy of it."""
+        """Return the labels of a node, the atoms that each of its dimensions merges, from those of its first argument.
+
+        Return None if the node is not a view, cast or copy of its first argument.
+
+        Args:
+            node: the node.
+            labels: the labels of its first argument.
+        """
         source, name = node.args[0], op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or not is_tensor(node):
             return None
@@ -111,7 +121,14 @@ class Atoms:
         return None if order is None else tuple(labels[dim] for dim in order)
 
     def back(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of the first argument of a node with `labels`; None if it is not a view or copy of it."""
+        """Return the labels of a node's first argument, the atoms that each of its dimensions merges, from the node's.
+
+        Return None if the node is not a view, cast or copy of its first argument.
+
+        Args:
+            node: the node.
+            labels: the labels of the node.
+        """
         source, name = node.args[0] if node.args else None, op_name(node)
         if not isinstance(source, Node) or not is_tensor(source) or shows_bits(node):
             return None
@@ -164,7 +181,7 @@ class Atoms:
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
-    """Return the permutation of the first argument that a node is; None if it is not one.
+    """Return the permutation by which a node reorders the dimensions of its first argument; None for other nodes.
 
     Dimension i of the node is dimension ``result[i]`` of its first argument.
     """
@@ -201,7 +218,14 @@ def strides(atoms: Atoms, labels: Labels, value: Tensor) -> dict[Atom, Dim]:
 
 
 def stride_of(role: Dimension, of_atoms: dict[Atom, Dim]) -> Dim | None:
-    """Return the stride of merged atoms; 1 for no atoms, None if the atoms are not one dimension in memory."""
+    """Return the stride, in elements, of the dimension that merges the atoms `role`; 1 if there are none.
+
+    Return None if the atoms are not one dimension in memory.
+
+    Args:
+        role: the atoms (index ranges), slowest first.
+        of_atoms: the stride of each atom, from `strides`.
+    """
     if any(atom not in of_atoms for atom in role):
         return None
     for outer, inner in itertools.pairwise(role):

@@ -21,7 +21,10 @@ ONLY_READ = "scores are replaced by a finite number, which is no bias where all 
 
 
 def mask_of(reader: Reader) -> Node | None:
-    """Return a node that is added to the scores, or a boolean mask (True: visible); None without masks and biases.
+    """Return one tensor with all masks and biases of the scores; None without any.
+
+    It is a boolean mask, True where a query sees a key, if all that scores are given is minus infinity where they are
+    hidden.  Otherwise, it is added to the scores.
 
     Raises:
         Stuck: the dimensions of a mask are not those of the scores.
@@ -104,7 +107,7 @@ def _repeated(reader: Reader, tensor: Node, own: Labels, atoms: list[Atom]) -> t
 
 
 def atoms_of(reader: Reader) -> Labels:
-    """Return the labels of the four dimensions of the scores."""
+    """Return the atoms (index ranges) of the scores' four dimensions: batch, heads, queries, keys."""
     return reader.values.atoms.resolved(reader.roles.of_kind("score"))
 
 

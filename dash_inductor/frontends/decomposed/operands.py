@@ -17,7 +17,16 @@ from .value import Operand, Value
 
 
 def operand(values: Known, kind: Operand, node: object, labels: Labels) -> None:
-    """Record an operand of a product, and every node that it is computed from by views, widening casts and factors."""
+    """Record that a product's operand holds query, key, value or G, the gradient of the output.
+
+    Every node from which it is computed by views, widening casts and constant factors is recorded too.
+
+    Args:
+        values: what is known of the attention; extended.
+        kind: which of the four.
+        node: the operand.
+        labels: for each of its dimensions, the atoms (index ranges) that it merges.
+    """
     assert isinstance(node, Node)
     factor, chain = 1.0, []
     while True:
@@ -44,7 +53,13 @@ def _before(values: Known, kind: Operand, node: Node, labels: Labels) -> tuple[N
 
 
 def name_operand(values: Known, kind: Operand, node: Node) -> None:
-    """Record a node as holding an operand if it is a view, a cast or a constant multiple of a node that holds it."""
+    """Record that a node holds query, key, value or G if it is a view, cast or constant multiple of a node that does.
+
+    Args:
+        values: what is known of the attention; extended.
+        kind: which of the four.
+        node: the node.
+    """
     named = values.named[kind]
     if node in named or (op_name(node) == CAST and not _keeps_operands(values, node)):
         return
@@ -65,7 +80,7 @@ def _keeps_operands(values: Known, node: Node) -> bool:
 
 
 def new_dimension(node: object, dim: int) -> Dimension:
-    """Return a label for a dimension of a tensor that has no label yet; empty for size 1."""
+    """Return a new label for dimension `dim` of a node's tensor: one new `Atom` (an index range), or () for size 1."""
     assert isinstance(node, Node)
     size = shape_of(node)[dim]
     return () if static(size) == 1 else (Atom(size),)

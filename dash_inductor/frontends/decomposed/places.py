@@ -35,13 +35,13 @@ Call = Callable[..., Node]
 
 @dataclass(frozen=True)
 class Roles:
-    """The labels of an attention's dimensions.
+    """Which atoms (index ranges) make up each dimension of an attention.
 
     Attributes:
-        atoms: the atoms of the labels.
-        batch: the batch.
-        heads, kv_heads: the heads of query, and of key and value.
-        queries, keys: the lengths.
+        atoms: the atoms of the graph, by which labels are resolved.
+        batch: the batch dimension.
+        heads, kv_heads: the heads of the query, and those of key and value.
+        queries, keys: the lengths of the query, and of key and value.
         inner, value: the head dims of query and key, and of value.
     """
 
@@ -56,14 +56,17 @@ class Roles:
 
     @staticmethod
     def of(values: Values) -> Roles:
-        """Assign roles to the dimensions: leading dimensions before the heads are the batch, and so is a single one.
+        """Determine the roles of an attention's dimensions.
+
+        If several dimensions come before the queries, the last is the heads and the others are the batch; a single one
+        is the batch.
 
         The rows of the product of query and key may combine queries with the heads of a group (GQA).  The two are told
         apart if a mask or a bias broadcasts along the heads, a sink broadcasts along the queries, or the output has
         them in another order; otherwise all rows are queries of the kv head.
 
         Raises:
-            Stuck: the leading dimensions are in another order.
+            Stuck: a step between the product and the softmax permutes the leading dimensions.
         """
         scores, atoms = values.scores, values.atoms
         product = scores.product
@@ -88,7 +91,12 @@ class Roles:
         return Roles(atoms, batch, (*kv_heads, *group), kv_heads, queries, keys, inner, value)
 
     def of_kind(self, kind: Kind | Operand) -> Labels:
-        """Return the labels of the four dimensions of an operand or a result, or of the scores."""
+        """Return the labels of a tensor's four dimensions, [batch, heads, length, dim].
+
+        Args:
+            kind: an operand or a result of attention; any other kind stands for the scores, [batch, heads, queries,
+                keys].
+        """
         if kind in ("Q", "dQ"):
             return self.batch, self.heads, self.queries, self.inner
         if kind in ("K", "dK"):
@@ -167,7 +175,17 @@ def converted(call: Call, size: Callable[[Atom], Any], atoms: Atoms, node: Node,
 def merged(
     call: Call, node: Node, flat: Sequence[Dimension], after: Sequence[Dimension], size: Callable[[Atom], Any]
 ) -> Node:
-    """Merge dimensions of single atoms (`flat`) into those of `after`; copies the tensor if that is not a view."""
+    """Reshape a node, each of whose dimensions is one atom (`flat`), so that they are merged as in `after`.
+
+    The tensor is copied first if that is not a view.
+
+    Args:
+        call: adds a node.
+        node: the node.
+        flat: its dimensions.
+        after: the wanted dimensions, of the same atoms in the same order.
+        size: returns the size of an atom, as a number or a node.
+    """
     shape: list[Any] = []
     dim, whole = 0, shape_of(node)
     for dimension in after:
@@ -198,7 +216,9 @@ def _product(call: Call, parts: Sequence[Any]) -> Any:
 
 
 def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], Any]:
-    """Return a function from an atom to its size, a number or a node before `before`.
+    """Return a function from an atom (index range) to its size: a number, or a node that comes before `before`.
+
+    The function raises ValueError if the size is not known there.
 
     Args:
         ask: returns the size of a placeholder's dimension.
@@ -227,8 +247,8 @@ class Result:
 
     Attributes:
         node: the node.
-        labels: the labels of the node.
-        wanted: the labels of the result's four dimensions.
+        labels: for each dimension of the node, the atoms (index ranges) that it merges.
+        wanted: the labels of the result as [batch, heads, length, dim].
         atoms: the atoms of both.
         own: those of the node's users that belong to the attention.
         before: earlier nodes that hold the same result and are erased without a replacement.
@@ -289,9 +309,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Reader:
-    """Finds the nodes of one attention's operands and results.
+    """Finds the nodes that hold one attention's operands and results.
 
-    If it can, it reads no nodes in `avoid`, which will be erased.
+    Attributes:
+        temporaries: adds temporary nodes.
+        values: what is known of the attention's nodes.
+        roles: the roles of its dimensions.
+        avoid: nodes that will be erased; they are read only if nothing else holds an operand.
     """
 
     temporaries: Temporaries
@@ -300,10 +324,11 @@ class Reader:
     avoid: set[Node]
 
     def operand(self, kind: Operand, dtype: torch.dtype | None) -> Node:
-        """Return the node to read: the first of the chain with the four dimensions, else with a permutation of them,
-        else the first of all.
+        """Return the node from which to read query, key, value or the gradient of the output.
 
-        Nodes of another dtype than `dtype` are left out if there are others.
+        Of the nodes from which the operand is computed, this is the first that is [batch, heads, length, dim], else the
+        first that is a permutation of it, else the first of all.  Nodes of another dtype than `dtype` are left out if
+        there are others.
         """
         whole = [node for node in self.values.chains[kind] if node not in self.avoid] or self.values.chains[kind]
         chain = [node for node in whole if dtype is None or node.meta["val"].dtype == dtype]
@@ -311,7 +336,7 @@ class Reader:
         return found
 
     def factor(self, kind: Operand, node: Node) -> float:
-        """Return the value of a node as a multiple of the first node of its chain."""
+        """Return `node` as a multiple of the first node of an operand's chain (`Known.chains`): the constant factor."""
         return self.values.named[kind][node].factor
 
     def _fit(self, kind: Kind | Operand, value: Value) -> int:
@@ -319,14 +344,20 @@ class Reader:
         return 0 if own == wanted else 1 if len(own) == 4 and set(own) == set(wanted) else 2
 
     def view(self, kind: Operand, node: Node, dtype: torch.dtype | None = None) -> Argument:
-        """Return an argument that holds an operand in its four dimensions, converted to `dtype` unless that is None."""
+        """Return an argument that holds an operand as [batch, heads, length, dim].
+
+        Args:
+            kind: the operand.
+            node: the node from which it is read, see `operand`.
+            dtype: the dtype to which it is cast; None for no cast.
+        """
         found = self.in_four(node, self.values.named[kind][node].labels, self.roles.of_kind(kind))
         if dtype is not None and found.meta["val"].dtype != dtype:
             found = self._temporary(prims.convert_element_type.default, found, dtype)
         return self.place(found)
 
     def in_four(self, node: Node, labels: Labels, wanted: Labels) -> Node:
-        """Return a node converted from the dimensions of `labels` to those of `wanted`.
+        """Return a node converted from the dimensions of `labels` to those of `wanted`, by temporary nodes.
 
         Raises:
             Stuck: the labels have other atoms, or a size is unknown.
@@ -346,10 +377,10 @@ class Reader:
         return self.temporaries.call(target, source, *args, like=source, **kwargs)
 
     def result(self, kind: Kind, factor: float, dtype: torch.dtype, key: Node | None = None) -> Result:
-        """Return the sink of the result that is `factor` times the value of the product: the last node that holds it.
+        """Return the sink of a result, at the last node that holds `factor` times what the result's product computes.
 
         Args:
-            kind: the result.
+            kind: the result, such as "O" or "dQ".
             factor: the wanted factor.
             dtype: the preferred dtype of the node.
             key: the operand whose gradient this is.  If it repeats a smaller tensor (GQA), the sum of its gradient

@@ -15,7 +15,7 @@ from .value import Kind, Operand, Value
 
 
 def product_of_scores(values: Known) -> None:
-    """Record query and key, the operands of the product that computes the scores.
+    """Record in `values` which operand of the product that computes the scores is query, and which is key.
 
     Raises:
         NotAttention: the softmax is not over a dimension of the product.
@@ -56,7 +56,9 @@ def is_outer(node: Node) -> bool:
 
 
 def product(values: Known, node: Node) -> Value | None:
-    """Return the value of a product, which may identify value or the gradient of the output; None if it has none.
+    """Return which tensor of attention a matrix product computes, such as the output or dQ; None if it computes none.
+
+    The product's other operand may be recorded as value or as the gradient of the output.
 
     Raises:
         NotAttention: the rows are not those of the scores, as in a mixture of experts, whose weights add up what each
@@ -139,7 +141,10 @@ def _has(values: Known, kind: Operand, node: Node, labels: Labels) -> Value | No
 
 
 def look_for_gradient(values: Known) -> None:
-    """Find the gradient of the output if the graph computes no gradient of value: it is multiplied by value."""
+    """Find and record the gradient of the output in a graph that computes no gradient of value.
+
+    It is the factor of value in the product from which the gradient of the probabilities is computed.
+    """
     for node in list(values.known):
         for user in users(node):
             if user in values.known or user not in values.of_backward or op_name(user) != "aten::mul":

@@ -1,4 +1,4 @@
-"""Rules for the values of elementwise operators and reductions, given the values of their arguments."""
+"""Rules that tell which tensor of attention an elementwise operator or a reduction computes from its arguments."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _maximum_and_place(values: Known, node: Node) -> Value | None:
 
 
 def result_of_maximum(values: Known, node: Node) -> Value | None:
-    """Return the value of a result of ``max(dim)``, the maximum or its index.
+    """Return the `Value` of a getitem of ``max(dim)`` of the scores: the maximum or its index.
 
-    Return None if it is not a maximum of the scores.
+    Return None for the maximum of another tensor.
     """
     if not values.is_kind(node.args[0], "maximum"):
         return None

@@ -33,7 +33,12 @@ _LARGE = -1e9
 
 
 class Stuck(Exception):
-    """A node prevents matching attention."""
+    """Raised when a node prevents a softmax from being read as part of attention.
+
+    Args:
+        node: the node.
+        note: the reason, for the record; "" if the operator alone tells it.
+    """
 
     def __init__(self, node: Node, note: str = "") -> None:
         super().__init__(node, note)
@@ -45,7 +50,7 @@ class Stuck(Exception):
 
 
 class NotAttention(Exception):
-    """A softmax is certainly not part of attention."""
+    """Raised when a softmax is certainly not part of attention, so that nothing is recorded."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Term:
     Attributes:
         kind: "add" for adding a tensor, or "hide" for replacing scores where a condition holds.
         tensor: the tensor, or the condition; it broadcasts to the scores at this step.
-        labels: the labels of the scores.
+        labels: the labels of the scores at this step.
         hidden_if: the value of the condition for which scores are hidden.
         fill: the value of hidden scores.
     """
@@ -67,7 +72,7 @@ class Term:
     fill: float = -math.inf
 
     def own(self, atoms: Atoms) -> Labels:
-        """Return the labels of the tensor."""
+        """Return the labels of `tensor`: the atoms (index ranges) that each of its dimensions merges; () for size 1."""
         return broadcast(self.tensor, atoms.resolved(self.labels))
 
 
@@ -98,7 +103,7 @@ class Scores:
     wide_dim: Dimension = ()
 
     def copy(self) -> Scores:
-        """Return a copy with its own lists and dicts, which shares the atoms."""
+        """Return a copy with its own lists and dicts, which shares `atoms` with the original."""
         return Scores(
             self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms), self.sink,
             self.key_dim, self.wide_dim,
@@ -106,7 +111,7 @@ class Scores:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number, or the value of all elements of a constant tensor in its dtype; None for anything else."""
+    """Return a number as a float, or the value that all elements of a constant tensor have; None for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not is_tensor(value):
@@ -124,7 +129,11 @@ def number_of(value: object) -> float | None:
 
 
 def find_scores(exponent: Node, dim: int) -> Scores:
-    """Follow the argument of an exponential, whose softmax is over dimension `dim`, back to a product.
+    """Return the scores of a softmax, read backwards from the argument of its exponential to a matrix product.
+
+    Args:
+        exponent: the argument of the exponential.
+        dim: the dimension of the softmax.
 
     Raises:
         Stuck: a node on the way is not part of attention.
@@ -138,7 +147,10 @@ def find_scores(exponent: Node, dim: int) -> Scores:
 
 
 def constant_factor(node: Node) -> tuple[Node, float] | None:
-    """Return the tensor that a node multiplies by a constant, and the constant; None for other nodes."""
+    """Return (tensor, constant) if a node multiplies a tensor by a constant; else None.
+
+    Quotients by a constant and negations count.
+    """
     name, args = op_name(node), node.args
     if name == "aten::neg":
         return (args[0], -1.0) if isinstance(args[0], Node) else None

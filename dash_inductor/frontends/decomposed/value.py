@@ -1,4 +1,4 @@
-"""The kinds of values that nodes around the softmax of decomposed attention can have.
+"""The tensors of attention that nodes around the softmax of decomposed attention can hold.
 
 With scores S, probabilities P = softmax(S), probabilities after dropout D, output O = D V, and G the gradient of O:
 
@@ -29,7 +29,13 @@ PUBLIC = (*RESULTS, "dsink")
 
 @dataclass(frozen=True)
 class Value:
-    """A value: a tensor of attention (`kind`) times `factor`, with the labels of its dimensions."""
+    """What a node holds: a tensor of attention (`kind`), times the constant `factor`.
+
+    Attributes:
+        kind: the name of the tensor.
+        labels: for each dimension of the node, the atoms (index ranges, such as the heads) that it merges.
+        factor: the constant.
+    """
 
     kind: Kind | Operand
     labels: Labels = ()

@@ -26,13 +26,17 @@ _WITH_FACTOR = (
 
 
 class Values(Known):
-    """The values of nodes, and the rules that find them."""
+    """Identifies the nodes around a softmax as tensors of attention, and holds what it has found (see `Known`)."""
 
     def run(self, exponential: Node, total: Node, quotient: Node) -> None:
-        """Identify everything that follows from a softmax.
+        """Identify all nodes of the attention, starting from the softmax.
+
+        Args:
+            exponential, total, quotient: the nodes of the softmax: the exponential, its sum, and their quotient.
 
         Raises:
             Stuck: the products are not those of attention.
+            NotAttention: the softmax is certainly not part of attention.
         """
         labels = self.scores.labels
         for node, own in labels.items():

@@ -1,4 +1,4 @@
-"""Labels for the dimensions of tensors: the products that they come from, followed through views."""
+"""Labels for the dimensions of tensors: the products' dimensions from which they come, followed through views."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST = 16
 
 
 def labels_of(dims: Sequence[Dim]) -> Labels:
-    """Return all labels of these dimensions."""
+    """Return the labels of all these dimensions."""
     return NO_LABELS.union(*(labels for dim in dims for _, labels in dim))
 
 
 def relabelled(dim: Dim, labels: Labels) -> Dim:
-    """Return a dimension with additional labels."""
+    """Return a dimension with `labels` added to each of its parts."""
     return tuple((size, _latest(own | labels)) for size, own in dim)
 
 
@@ -41,18 +41,23 @@ def _latest(labels: Labels) -> Labels:
 
 
 def only(dim: Dim, labels: Labels) -> Dim:
-    """Return a dimension with those of its labels that are in `labels`."""
+    """Return a dimension that keeps, of its labels, those in `labels`."""
     return tuple((size, own & labels) for size, own in dim)
 
 
 def plain_dims(node: Node, known: dict[Any, int]) -> Dims:
-    """Return the dimensions of a tensor, without labels."""
+    """Return the dimensions of a node's tensor, without labels; `known` is that of `number_of`."""
     found = (number_of(size, known) for size in shape_of(node))
     return tuple(() if size == 1 else ((size, NO_LABELS),) for size in found)
 
 
 def broadcast(rank: int, operands: Sequence[Dims]) -> Dims:
-    """Return the dimensions of the elementwise result of tensors, aligned at the last dimension."""
+    """Return the dimensions, with all labels, of an elementwise result of tensors that broadcast.
+
+    Args:
+        rank: the number of dimensions of the result.
+        operands: the dimensions of the tensors.
+    """
     found: list[Dim] = [()] * rank
     for dims in operands:
         for place, dim in enumerate(dims, rank - len(dims)):
@@ -70,7 +75,10 @@ def _joined(one: Dim, other: Dim) -> Dim:
 
 
 def viewed_as(dims: Dims, sizes: Sequence[int]) -> Dims:
-    """Return the dimensions of a view with these sizes; if they do not match up, each dimension gets all labels."""
+    """Return the dimensions of a view with these sizes of a tensor with `dims`.
+
+    If the sizes do not match up, each dimension gets all labels.
+    """
     parts = [part for dim in dims for part in dim]
     found: list[Dim] = []
     for size in sizes:
@@ -99,7 +107,7 @@ def _in_all(dims: Dims, sizes: Sequence[int]) -> Dims:
 
 
 def through(node: Node, dims: Dims, known: dict[Any, int]) -> Dims | None:
-    """Return the dimensions of a view or copy of a tensor with `dims`; None for other operators."""
+    """Return the dimensions of a node that views, copies or selects from a tensor with `dims`; None for other nodes."""
     rule = _RULES.get(op_name(node))
     return None if rule is None else rule(node, dims, known)
 
@@ -144,7 +152,10 @@ def _expand(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
 
 
 def cut(node: Node, dims: Dims, known: dict[Any, int]) -> Dims:
-    """Return the dimensions of a tensor whose elements are a selection along the dimensions that change their size."""
+    """Return the dimensions of a slice, a padded tensor or another selection of a tensor with `dims`.
+
+    Dimensions keep their labels; those whose size changes count as one part.
+    """
     own = plain_dims(node, known)
     return tuple(
         dim if _sized(dim) == _sized(wide) else relabelled(wide, labels_of([dim]))

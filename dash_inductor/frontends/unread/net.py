@@ -1,6 +1,6 @@
 """Detects attention in any formulation as two products with a normalisation between them.
 
-Elementwise operators, views and reductions over one dimension lead from a first product to a plane that is normalised
+Elementwise operators, views and reductions over one dimension lead from a first product to a tensor that is normalised
 (see `planes`) along a dimension of the product; a second product contracts that dimension.
 
 By this definition, the following are not attention: a softmax whose dimension no product contracts (classes, losses),
@@ -27,7 +27,7 @@ OP = "attention by hand"
 
 
 def find(graph: Graph, known: Set[Node]) -> Iterator[Refusal]:
-    """Yield refusals for the attentions of a graph that no frontend has found.
+    """Yield a refusal for each attention of a graph that no frontend has found.
 
     Args:
         graph: the graph.

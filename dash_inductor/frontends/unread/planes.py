@@ -1,7 +1,7 @@
 """Determines how each node of a graph depends on earlier products: its labelled dimensions, and where it is normalised.
 
-A plane is normalised along a dimension of a product if it is divided by a sum of itself along that dimension, or is the
-exponential of a difference with the logarithm of such a sum.  Sums of squares, as in layer norms, do not count.
+A tensor is normalised along a dimension of a product if it is divided by a sum of itself along that dimension, or is
+the exponential of a difference with the logarithm of such a sum.  Sums of squares, as in layer norms, do not count.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Form = Literal["sum", "log", "minus log", "inverse"]
 
 @dataclass(frozen=True)
 class Plane:
-    """What is known of a node.
+    """What is known of a node's tensor: from which products its dimensions come, and whether it is a sum or normalised.
 
     Attributes:
-        dims: its labelled dimensions.
+        dims: its dimensions, with labels that name the products' dimensions from which they come.
         terms: the nodes of which it is a multiple or a part.
         sums: the labels along which it is a sum, each with the terms of the summed tensor.
         form: whether it is the sum itself, or its logarithm, negated logarithm or inverse.
@@ -55,18 +55,19 @@ class Plane:
 
     @property
     def labels(self) -> Labels:
-        """All labels of the dimensions."""
+        """The labels of all dimensions."""
         return labels_of(self.dims)
 
 
 @dataclass
 class Planes:
-    """The planes of a graph, filled node by node in graph order.
+    """The planes (`Plane`) of a graph's nodes, filled by `read` node by node in graph order.
 
     Attributes:
         of: the plane of each node; most nodes have none.
-        products: the products.
-        divided: quotients of products by sums along contracted dimensions, with the labels of these.
+        products: the nodes that compute products.
+        divided: quotients of products by sums along dimensions that these products contract, each with the labels of
+            these dimensions.
         constants: the nodes that depend on no input of the graph.
         contracted: the labels of the dimensions that each product contracts.
     """
@@ -79,7 +80,7 @@ class Planes:
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def read(self, node: Node) -> None:
-        """Determine the plane of a node; earlier nodes must have been read."""
+        """Determine the plane of a node and store it in `of`; the nodes before it must have been read."""
         name = op_name(node)
         if name in _FILLED or all(source in self.constants for source in node.all_input_nodes):
             self.constants.add(node)
@@ -252,7 +253,14 @@ class Planes:
         return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name])
 
     def quotient(self, node: Node, whole: Plane, one: Plane | None, by: Plane | None) -> Plane:
-        """Return the plane of `one` divided by `by`, a sum."""
+        """Return the plane of a quotient, normalised where the divisor is a sum of the dividend.
+
+        Args:
+            node: the node that divides, or multiplies by an inverse.
+            whole: the node's plane as that of an elementwise operator.
+            one: the plane of the dividend; None without one.
+            by: the plane of the sum by which it is divided; None without one.
+        """
         if one is None or by is None:
             return whole
         rank = max(len(one.dims), len(by.dims))

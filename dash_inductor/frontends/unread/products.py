@@ -18,11 +18,11 @@ Pair = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Product:
-    """A product of two tensors.
+    """A product of two tensors: a matrix product, or a sum or an elementwise product that amounts to one.
 
     Attributes:
         operands: left and right.
-        kept: for each dimension of the result, those of the operands.
+        kept: for each dimension of the result, the dimensions of the operands from which it comes.
         contracted: the pairs of dimensions that are summed over.
     """
 
@@ -31,7 +31,7 @@ class Product:
     contracted: tuple[Pair, ...]
 
     def free(self) -> Iterator[int]:
-        """Return the dimensions of the result that only one operand has."""
+        """Yield the dimensions of the result that only one operand has, such as the rows of a matrix product."""
         return (dim for dim, pair in enumerate(self.kept) if (pair[0] is None) != (pair[1] is None))
 
 
@@ -42,7 +42,7 @@ def shape_of(node: object) -> Sequence[sizes.Dim]:
 
 
 def product_of(node: Node) -> Product | None:
-    """Return the product that a node computes; None for other nodes."""
+    """Return the product that a node computes; None if it computes none."""
     read = _READERS.get(op_name(node))
     return None if read is None else read(node)
 
@@ -156,11 +156,13 @@ _READERS: Mapping[str, Callable[[Node], Product | None]] = {
 
 
 def number_of(size: Any, known: dict[Any, int]) -> int:
-    """Return an integer that stands for a size in products: the size itself, or its value with a prime for each symbol.
+    """Return an integer that stands for a size, so that products of symbolic sizes can be compared.
+
+    A static size stands for itself.  In a symbolic one, each symbol is replaced by a prime.
 
     Args:
         size: the size, static or symbolic.
-        known: the numbers chosen so far for symbols and expressions.
+        known: the numbers chosen so far for symbols and expressions; extended.
     """
     if isinstance(size, int):
         return size

@@ -1,4 +1,4 @@
-"""Describes, for the record, why an attention cannot be read."""
+"""Describes why an attention cannot be read, for its record."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _CONSTANTS = (
 
 @dataclass(frozen=True)
 class Way:
-    """An attention, given by its nodes; lists are in graph order.
+    """An attention that no frontend reads, given by its nodes from the first to the second product, in graph order.
 
     Attributes:
         before: the nodes between the first product and the normaliser, including the sums by which it divides.
-        normaliser: the node that normalises.
+        normaliser: the node that normalises, such as a softmax or a division by a sum.
         after: the nodes between the normaliser and the second product.
         second: the second product.
         products: those of the nodes that are products.
@@ -49,7 +49,7 @@ class Way:
     products: frozenset[Node]
 
     def in_words(self) -> str:
-        """Return a description of a known unsupported form, or else the first operator that is not supported."""
+        """Return why it cannot be read: a known form that is not supported, else the first operator that is not."""
         found = dict.fromkeys(filter(None, (self._mixed(), self._joined(), self._written())))
         if found:
             return "; ".join(found)

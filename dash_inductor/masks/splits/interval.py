@@ -219,7 +219,7 @@ class _Reader:
 
         Args:
             cond: the condition ``cond >= 0``.
-            of_data: whether only comparisons with data of the query, the batch element or the key count.
+            of_data: whether to accept only comparisons of a key with data of the query, the batch element or the key.
         """
         algebra, kv = self.scores.algebra, self.scores.kv
         if any(algebra.equality(symbol) is not None for symbol in cond.free_symbols):
