@@ -49,7 +49,10 @@ _FAILED = "dash_inductor_index_ranges"  # in node.meta of an operator that was k
 
 @dataclass(frozen=True)
 class IndexRangesRewrite:
-    """The pass that replaces sums by indices that increase with positions, on CUDA."""
+    """The pass that replaces sums by index by banded matmuls, if indices only depend on positions, on CUDA.
+
+    It also replaces the backwards of adaptive average pooling and of antialiased interpolation.
+    """
 
     name: ClassVar[str] = "index_ranges"
 
@@ -76,7 +79,10 @@ class IndexRangesRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's operators run.
+
+        Most of these are deterministic; the others, such as backwards of pooling, raise an error by themselves.
+        """
         return []
 
 
@@ -141,7 +147,15 @@ if hasattr(aten, "_upsample_lanczos2d_aa_backward"):  # torch 2.13
 
 
 def unpooled(gradient: Tensor, bands: Sequence[Band]) -> Tensor:
-    """The gradient of the input of pooling or interpolation, [..., rows], from that of its output, [..., positions]."""
+    """Computes the backward of adaptive average pooling or antialiased interpolation: the gradient of its input.
+
+    Args:
+        gradient: the gradient of the output, [..., positions of each dimension].
+        bands: for each of the last dimensions, the banded matrix by which it is multiplied.
+
+    Returns:
+        [..., rows of each dimension], in the dtype of `gradient`.
+    """
     tables = []
     for band in bands:
         tables += [band.begins(gradient.device), band.weights(gradient, dtype=_exact(gradient))]

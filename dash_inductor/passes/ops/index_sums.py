@@ -149,7 +149,10 @@ class IndexSumsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's operators run.
+
+        Most of these are deterministic; the others, such as backwards of pooling, raise an error by themselves.
+        """
         return []
 
 

@@ -167,10 +167,7 @@ class PadMmRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.
-
-        Without this pass, the product runs unpadded, in PyTorch's kernel, which is deterministic.
-        """
+        """Returns no fallback records: without this pass, the matmul runs unpadded, which is deterministic, too."""
         return []
 
 

@@ -56,7 +56,7 @@ class PermutationsRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no records of fallbacks: if the pass does not run, PyTorch's scatter runs, also deterministically."""
+        """Returns no fallback records: without this pass, PyTorch's scatter runs, which is deterministic, too."""
         return []
 
 

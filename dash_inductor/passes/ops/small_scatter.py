@@ -54,7 +54,7 @@ class SmallScatterRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the scatter runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's scatter runs, which is deterministic, too."""
         return []
 
 

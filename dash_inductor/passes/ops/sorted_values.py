@@ -47,7 +47,7 @@ class SortedValuesRewrite:
         return [Result(_rewritten(node)) for node in found if takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the operator raises PyTorch's error at run time."""
+        """Returns no fallback records: without this pass, PyTorch's operator raises its own error at run time."""
         return []
 
 

@@ -50,7 +50,7 @@ class TiedEmbeddingsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's kernels run, which are deterministic, too."""
         return []
 
 

@@ -56,7 +56,7 @@ class UnrolledReductionsRewrite:
         return [Result(_rewritten(node, dim)) for node in found if (dim := summed(node)) is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's kernels run, which are deterministic, too."""
         return []
 
 
