@@ -200,7 +200,7 @@ def gathered(
     adds: bool,
     is_inverse: bool,
 ) -> Tensor:
-    """Returns the result of a scatter that hits each row of `base` along `dim` equally often.
+    """Returns the result of a scatter that hits each row of `base` along `dim` equally often, computed by gathers.
 
     Args:
         base: the tensor whose copy the scatter writes to.
@@ -208,7 +208,7 @@ def gathered(
         values, dim, by_rows: as in `Scatter`.
         order: the permutation of `lists` or, if `is_inverse`, its inverse; None for 0, 1, 2, ...
         lists: how the indices derive from the permutation.
-        adds: whether the sum is added to `base`.
+        adds: whether the sum is added to `base`; else it replaces the elements of `base`.
         is_inverse: whether `order` is already inverted.
     """
     rows, size, times = _rows(base, index, values, dim, by_rows), base.shape[dim], lists.times
@@ -229,7 +229,10 @@ def gathered(
 
 
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather by positions."""
+    """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather.
+
+    First the position of the source of each row is scattered, -1 for rows without one; then the values are gathered.
+    """
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     places = _put(index, count, base.shape[dim], 0, -1)
@@ -239,18 +242,18 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """Returns the same as `gathered_by_places`, computed as one scatter by `put_distinct`."""
+    """Returns the result of a scatter of rows into zeros by distinct indices, computed by `put_distinct`."""
     rows = _rows(base, index, values, dim, by_rows)
     return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
-    """Returns the result of a scatter of elements into zeros by indices that are distinct in each line along `dim`."""
+    """Returns the result of a scatter of elements into zeros, if the indices in each 1-D slice along `dim` differ."""
     return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 
 def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
-    """Returns the inverse of a permutation, as int64; `order` is returned if it is already inverted (`is_inverse`)."""
+    """Returns the inverse of the permutation, int64 [n]: `order` itself if it is the inverse (`is_inverse`)."""
     return order.reshape(-1).to(torch.int64) if is_inverse else inverse(order)
 
 

@@ -33,7 +33,7 @@ LEAST = 1 << 22
 
 @dataclass(frozen=True)
 class TiedEmbeddingsRewrite:
-    """The pass that replaces the addition of the two gradients of a table, on CUDA."""
+    """The pass that replaces the addition of the two gradients of a tied weight (embedding and logits), on CUDA."""
 
     name: ClassVar[str] = "tied_embeddings"
 

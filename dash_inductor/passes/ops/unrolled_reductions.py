@@ -61,7 +61,7 @@ class UnrolledReductionsRewrite:
 
 
 def summed(node: Node) -> int | None:
-    """Returns the dimension that a node sums, if unrolled additions are faster; else None."""
+    """Returns the dimension, at least 0, along which a node sums if unrolled additions are faster; else None."""
     args, value = bind(node), node.meta.get("val")
     if (
         not isinstance(value, Tensor)
