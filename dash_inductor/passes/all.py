@@ -53,7 +53,9 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
-    """Records every site of graphs on which no pass runs as not replaced; see `base.runner.record_unseen`.
+    """Records the sites of graphs on which no pass runs (attentions and others) as not replaced.
+
+    See `base.runner.record_unseen`.
 
     Args:
         graphs: the graphs.

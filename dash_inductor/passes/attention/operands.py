@@ -19,8 +19,9 @@ class Operands:
     """The query, key and value that an attention's new operators read, and where their gradients go.
 
     Attributes:
-        query, key, value: the operands of the graph's backward, or of its forward if there is no backward.
-        repeats: the repeats of key and value, if the tensors before them are read; None if key and value are read.
+        query, key, value: the operands of the replaced backward, or of the forward if there is no backward.
+        repeats: the repeats that made key and value, if the new operators read the tensors before them instead; None if
+            key and value are read as they are.
         kv_heads: the number of heads of the key and value that are read.
         gradients: where the program reads dq, dk and dv; all `Unused` for a forward without a backward.
         detail: a note for the record about repeated keys and values; may be empty.

@@ -50,8 +50,9 @@ class AttentionRewrite:
     """The pass (see `base.rewrite.Rewrite`) that replaces attention by dash_inductor's operators.
 
     Args:
-        compile_kernels: called for every attention that can be replaced, before the graph is changed; if it raises, the
-            attention is not replaced and its record has the reason COMPILE_FAILED.  None compiles nothing in advance.
+        compile_kernels: called with site, plan, device and whether there is a backward, for every attention that can be
+            replaced, before the graph is changed; if it raises, the attention is not replaced and its record has the
+            reason COMPILE_FAILED.  None compiles nothing in advance.
     """
 
     compile_kernels: CompileKernels | None = None

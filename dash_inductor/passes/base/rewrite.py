@@ -48,8 +48,8 @@ class Rewrite(Protocol):
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         """Returns fallback results for the sites of a graph on which no pass runs; the graph is not rewritten.
 
-        A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.  A pass without
-        which the program's results are still right may return an empty list.
+        A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.  A pass
+        may return an empty list if, without it, PyTorch's own operators give right results or raise an error.
 
         Args:
             graph: the graph.

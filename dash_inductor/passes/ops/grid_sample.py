@@ -38,7 +38,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 @dataclass(frozen=True)
 class GridSampleRewrite:
-    """The pass that replaces `grid_sampler_2d_backward` and `grid_sampler_3d_backward` on CUDA."""
+    """The pass that replaces the backward of `grid_sample`, in 2-D and 3-D, by deterministic operators on CUDA."""
 
     name: ClassVar[str] = "grid_sample"
 
@@ -87,8 +87,8 @@ def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: 
 
     Args:
         image: [n, channels, sizes...].
-        grid: positions from -1 to 1, [n, shape..., dimensions]; the first coordinate is that along the image's last
-            dimension.
+        grid: positions, [n, shape..., dimensions], from -1 to 1 inside the image; the first coordinate is that along
+            the image's last dimension.
         interpolation_mode: `LINEAR`, `NEAREST` or `CUBIC`.
         padding_mode: `ZEROS`, `BORDER` or `REFLECTION`.
         align_corners: as in PyTorch's `grid_sample`.

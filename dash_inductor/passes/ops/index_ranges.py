@@ -1,8 +1,8 @@
-"""Replaces sums by indices that depend only on positions, as in backwards of resampling, by banded matmuls.
+"""Turns sums by index whose indices depend only on positions, as in backwards of resampling, into banded matmuls.
 
 The backward of `interpolate` (nearest, linear, cubic) adds gradients at an index that increases with the position in
 each dimension and does not depend on inputs.  So the values of a row form a range of positions in each dimension, and
-can be gathered instead of scattered.  The begins of the ranges and their weights are computed on the device from the
+can be gathered instead of scattered.  The starts of the ranges and their weights are computed on the device from the
 index and the weights that the forward reads.  These tables are small; they are written to memory once, so that kernels
 do not recompute them for each element.  The maximum length of a range is known at compile time: the index is evaluated
 with bounds that hold for any rounding and FMA contraction (`evaluated`).
@@ -49,7 +49,7 @@ _FAILED = "dash_inductor_index_ranges"  # in node.meta of an operator that was k
 
 @dataclass(frozen=True)
 class IndexRangesRewrite:
-    """The pass that replaces sums by index by banded matmuls, if indices only depend on positions, on CUDA.
+    """The pass that turns sums by index whose indices depend only on positions into banded matmuls, on CUDA.
 
     It also replaces the backwards of adaptive average pooling and of antialiased interpolation.
     """

@@ -78,7 +78,7 @@ class Index:
         wraps: whether negative indices count from the end.
         along: None, or the row dimension along which the single tensor selects, as `scatter` does; the position of an
             index in the tensor gives the other row dimensions.
-        selected: the dimensions along which all elements of the single tensor are equal; one of each is read.
+        selected: the dimensions along which all elements of the single tensor are equal; only the first is read.
         flat: the number of the tensor's last dimensions that are flattened into one, for the last row dimension.
         left_out: the index in the first tensor whose values are skipped (padding); None if there is none.
     """
@@ -131,7 +131,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class IndexSumsRewrite:
-    """The pass that replaces sums by index of floating-point tensors on CUDA."""
+    """The pass that replaces sums by index of floating-point tensors by deterministic segment sums, on CUDA."""
 
     name: ClassVar[str] = "index_sums"
 

@@ -103,7 +103,10 @@ class Scatter:
 
 
 def scatters(graph: Graph) -> Iterator[Scatter]:
-    """Yields the scatters of a graph on `DEVICES`, in graph order; the graph may be changed meanwhile."""
+    """Yields the scatters in a graph that run on `DEVICES`, in graph order.
+
+    The caller may replace each scatter before it asks for the next one.
+    """
     for node in graph.nodes:
         scatter = scatter_of(node) if node.op == "call_function" else None
         if scatter is not None:
@@ -111,7 +114,7 @@ def scatters(graph: Graph) -> Iterator[Scatter]:
 
 
 def scatter_of(node: Node) -> Scatter | None:
-    """Returns the description of a scatter; None for other nodes and unsupported scatters."""
+    """Returns the `Scatter` that describes a node; None for nodes that are not scatters, and unsupported scatters."""
     name = op_name(node)
     if not (name in _ROWS or name in _ELEMENTS) or _FALLBACK in node.meta or node.kwargs.get("reduce") is not None:
         return None
@@ -187,9 +190,8 @@ def is_iota(node: Node) -> bool:
 def source(node: Node) -> Node:
     """Follows views, copies and conversions back to the node that first holds the integers of `node`, and returns it.
 
-    Both nodes hold the same integers in row-major order.
-
-    Conversions to a dtype that cannot represent the positions of all elements are not followed.
+    Both nodes hold the same integers in row-major order.  Conversions to a dtype that cannot represent the positions of
+    all elements are not followed.
     """
     while op_name(node) in SAME:
         before = node.args[0]

@@ -156,12 +156,16 @@ def sums(
 
     Args:
         base: a tensor with the shape and dtype of the result.
-        indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None if `number` is given.
+        indices, values: the indices and the values for them, see `Scatter`; values are None if `number` is given.
+        dim: the dimension along which indices count.
+        by_rows: whether each index selects a whole slice; else it selects one element.
+        lines: a dimension with separate indices for each of its elements, or None, see `Scatter`.
         count: the number of indices for each 1-D slice along `dim`.
         fill: the number with which the tensor is filled.
         number: the value for all indices if `values` is None; else None.
         adds: whether values with equal indices are added to `fill`, which is 0; else the last one replaces it.
         checks: whether indices may be out of bounds, and are checked by a device-side assertion.
+        wraps: whether negative indices count from the end.
     """
     positions = torch.arange(base.shape[dim], dtype=torch.int64, device=base.device)
     positions_along = positions.view([-1] + [1] * (base.dim() - dim - 1))

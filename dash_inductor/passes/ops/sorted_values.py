@@ -110,11 +110,9 @@ def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int
 
 
 def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
-    """Computes the histogram of `x` with `bins` equal bins from `low` to `high` (inclusive) by a sort.
+    """Computes by a sort the histogram of `x` with `bins` equal bins from `low` to `high` (inclusive).
 
-    Returns counts [bins] in the dtype of `x`.
-
-    Elements are assigned to bins as by PyTorch's kernels.
+    The result has the counts, [bins], in the dtype of `x`.  Elements are assigned to bins as by PyTorch's kernels.
     """
     at = x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
     part = ((at - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int32)

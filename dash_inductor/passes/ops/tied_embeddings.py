@@ -55,9 +55,9 @@ class TiedEmbeddingsRewrite:
 
 
 def read(node: Node) -> Sum | None:
-    """Returns the `Sum` that can replace `node`, an addition of an embedding's gradient to another gradient.
+    """Returns the `Sum` (sum by index) that can replace `node`, an addition of an embedding's gradient to another one.
 
-    Returns None if `node` is not such an addition, or if its sizes are outside of the range for which it is
+    Returns None if `node` is no addition of this kind, or if its sizes are outside of the range for which it is
     replaced (`pays`).
     """
     args = bind(node)

@@ -108,7 +108,7 @@ class Lists:
 def lists_of(node: Node, rows: Dim) -> Lists | None:
     """Describes indices, in row-major order, by a permutation, if each row provably occurs equally often; else None.
 
-    If the number of rows is dynamic, it gets a guard that ensures this.
+    If the number of rows is dynamic, a guard ensures that the indices select all rows.
 
     Args:
         node: the node of the indices.

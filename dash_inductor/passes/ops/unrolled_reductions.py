@@ -44,7 +44,7 @@ DEVICES = ("cuda",)
 
 @dataclass(frozen=True)
 class UnrolledReductionsRewrite:
-    """The pass that unrolls sums over one short dimension with other dimensions after it, on CUDA."""
+    """The pass that unrolls sums over one dimension of 8 to 16 elements that is not the innermost one, on CUDA."""
 
     name: ClassVar[str] = "unrolled_reductions"
 

@@ -24,7 +24,7 @@ _RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see t
 
 @dataclass(frozen=True)
 class UserKernelsRewrite:
-    """The pass that records launches of autotuned kernels; it does not change the graph."""
+    """The pass that records launches of the program's autotuned Triton kernels; it does not change the graph."""
 
     name: ClassVar[str] = "user_kernels"
 
