@@ -45,10 +45,24 @@ them; passes that need facts about indices run before those that replace any ind
 
 
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
-    """Rewrites a graph with the given passes, by default all; see `base.runner.rewrite_graph`."""
+    """Rewrites a graph in place with the given passes, by default all; returns whether it was changed.
+
+    See `base.runner.rewrite_graph` for the errors that it raises under `config.strict`.
+    """
     return runner.rewrite_graph(graph, rewrites)
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite] = REWRITES) -> bool:
-    """Records the sites of graphs on which no pass runs, by default for all passes; see `base.runner.record_unseen`."""
+    """Records the sites of graphs on which no pass runs (attentions and others) as not replaced.
+
+    See `base.runner.record_unseen`.
+
+    Args:
+        graphs: the graphs.
+        cause: the settings of Inductor because of which no pass runs.
+        rewrites: the passes whose sites are recorded, by default all.
+
+    Returns:
+        Whether a pass would have replaced a site.
+    """
     return runner.record_unseen(graphs, cause, rewrites)

@@ -24,10 +24,10 @@ DTYPES: dict[torch.dtype, DType] = {
 
 
 def check(found: Found) -> Attention:
-    """Returns the attention if dash_inductor's operators support its device, shapes, dtypes and outputs.
+    """Returns `found` itself if dash_inductor's operators support its device, shapes, dtypes and outputs.
 
     Raises:
-        NotReadable: one of them is not supported, or the frontend refused the attention.
+        NotReadable: one of these is not supported, or the frontend refused the attention (`Refusal`).
     """
     if isinstance(found, Refusal):
         if not found.everywhere:
@@ -50,7 +50,7 @@ def check(found: Found) -> Attention:
 
 
 def check_device(device: torch.device) -> None:
-    """Raises NotReadable for a device without kernels, and for the CPU under ``config.cpu="off"``."""
+    """Raises NotReadable for a device without dash_inductor kernels, and for the CPU under ``config.cpu="off"``."""
     if device.type == "cpu" and config.cpu == "off":
         raise NotReadable(Reason.CPU_OFF)
     if not arch.is_supported(device):

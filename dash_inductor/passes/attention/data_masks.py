@@ -24,20 +24,20 @@ aten = torch.ops.aten
 
 
 def needs_tables(match: Match) -> bool:
-    """Whether the kernels of a match read tile tables: their family does so, and the mask reads tensors."""
+    """Whether the kernels planned for an attention read tile tables: their family can, and the mask reads tensors."""
     return family(match.plan.kernel).tile_schedules_by_tables and bool(match.site.mask.operands)
 
 
 @dataclass(frozen=True)
 class MaskTableNodes:
-    """The node that computes, at run time, which tile pairs an attention's mask leaves visible; made by
-    `build`.
+    """The graph node that computes, at run time, the tile tables of an attention's mask: which tile pairs are visible.
 
-    Its outputs are the tables that kernels read.
+    Made by `build`.
 
-    Args:
-        tables: the `dash_inductor::mask_tables` node.
-        traits: the specialization key of the call.
+    Attributes:
+        emitter: inserts the nodes that select one of the tables.
+        tables: the `dash_inductor::mask_tables` node, whose outputs are the tables that kernels read.
+        traits: the specialization key of the attention's kernels, which determines the tables that they read.
     """
 
     emitter: Emitter
@@ -46,11 +46,14 @@ class MaskTableNodes:
 
     @staticmethod
     def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
-        """Inserts the tables of the mask of `match` before `before`, or returns those built for an earlier layer.
+        """Inserts the node that computes the tables of `match`'s mask, or finds that of an earlier layer.
 
         Args:
-            extras: the extra tensors of the call, those of the mask first.  The tables depend only on those, so layers
-                with the same mask share them even if the rest of the call differs.
+            emitter: inserts the nodes.
+            match: the attention.
+            extras: the extra tensors of the attention's operators, those of the mask first.  The tables depend only on
+                those of the mask, so layers with the same mask share them even if other extra tensors differ.
+            before: the node before which the new node is inserted.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
@@ -68,18 +71,18 @@ class MaskTableNodes:
         return MaskTableNodes(emitter, tables, site.call.traits)
 
     def result(self, name: str, before: Node) -> Node:
-        """The node of one output of `mask_tables`, by its name in `MaskTables`."""
+        """Returns the node of one output of `mask_tables`, by its name in `MaskTables`; inserts it if necessary."""
         index = MaskTables._fields.index(name)
         return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
 
     def of_forward(self, before: Node) -> list[Node]:
-        """The table outputs that the forward reads, after the call's own extra tensors."""
+        """Returns the nodes of the tables that the forward reads, which come last in its `extras`, in order."""
         if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
         return self._all(("keys_seen", "counts", "row_steps"), before)
 
     def of_backward(self, before: Node) -> list[Node]:
-        """The table outputs that the backward reads, after the call's own extra tensors."""
+        """Returns the nodes of the tables that the backward reads, which come last in its `extras`, in order."""
         return self._all(("keys_seen", "visits", "steps", "contributions"), before)
 
     def _all(self, names: tuple[str, ...], before: Node) -> list[Node]:

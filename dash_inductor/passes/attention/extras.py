@@ -1,4 +1,7 @@
-"""Builds the operators' list argument `extras` as graph nodes; a `Call` refers to its entries by index."""
+"""Builds `extras`, the attention operators' list of optional tensors, as graph nodes.
+
+An attention spec, which says what an attention computes, refers to the entries of this list by index.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
-    """Inserts, before `before`, the extra tensors of a call that both its forward and its backward read;
-    returns them.
+    """Inserts, before the node `before`, the extra tensors that forward and backward of an attention both read.
 
-    These are the tensors of the mask, in the order of `mask_of`, and then optional operands, in the order
-    of `OPERANDS`. Layers with the same mask share these nodes, except the seed, which is always a layer's
-    own.
+    Returns:
+        The nodes of the mask's tensors, in the order of `reading.mask_of`, then those of optional operands, in the
+        order of `OPERANDS`.  Layers with the same mask share its nodes; the seed of dropout is always a layer's own.
     """
     components, graph = match.components, _Graph(emitter, match, before)
     found: list[Node] = []

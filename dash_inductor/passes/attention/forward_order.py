@@ -8,7 +8,7 @@ from ...frontends.attention import Found
 
 
 class NodeOrder:
-    """The positions of a graph's nodes, taken before any pass changes the graph."""
+    """The positions of a graph's nodes, recorded when this object is made: before the graph is changed."""
 
     def __init__(self, graph: Graph) -> None:
         self._order: dict[Node, int] = {}
@@ -19,7 +19,11 @@ class NodeOrder:
                 self._first.setdefault(node.meta["seq_nr"], place)
 
     def of_forward(self, found: Found) -> int:
-        """The position of an attention's forward, or of its own node if no forward is known."""
+        """Returns the position of an attention's forward in the graph, by which attentions are sorted.
+
+        If the forward is not known, this is the position of the first node with the backward's `seq_nr` or, if it has
+        none, of the attention's own node.
+        """
         if found.place is not None:
             return self._order[found.place]
         return self._first.get(found.node.meta.get("seq_nr"), self._order[found.node])

@@ -1,4 +1,4 @@
-"""Decides whether the forward of replaced backwards is replaced by `dash_inductor::attention_forward`, too."""
+"""Decides whether an attention's forward is replaced, too, when its backward is replaced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .match import Match
 
 
 def cause_of_fallback(forward: Forward | None, matches: Sequence[Match]) -> str:
-    """Why the forward of these backwards is left to PyTorch, in words; "" if it is replaced.
+    """Returns in words why an attention's forward is left to PyTorch; "" if it can be replaced.
 
     Args:
-        forward: the forward in this graph; None if there is none.
-        matches: all attentions to be replaced that read this forward's outputs, or the forward alone.
+        forward: the forward; None if it is not in this graph.
+        matches: the backwards to be replaced that read this forward's results, or the forward itself if it has none.
     """
     if forward is None:
         merged = any(match.attention.backward is not None and match.attention.backward.merged for match in matches)

@@ -1,4 +1,4 @@
-"""Results of analysing an attention: `Match` if it can be replaced, and `SiteFacts` for its record."""
+"""What the analysis of an attention returns: a `Match` if it can be replaced, and `SiteFacts` for its record."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Match:
 
     Attributes:
         attention: the attention, as its frontend found it.
-        site, plan: the facts that the planner was given, and its answer.
-        operands: the query, key and value that the new operators read, and the layouts of the gradients.
-        components: the mask, with the nodes from which the call's extra operands are computed.
+        site: what the planner was told about the attention.
+        plan: the kernel, schedule and tile shapes that the planner chose.
+        operands: the query, key and value that the new operators read, and the nodes of their gradients.
+        components: the mask, with the nodes from which the tensors that it reads are computed.
         bias: the bias that is added to the scores in addition to the mask; None for none.
         note: why a mask tensor is added as a bias instead of being read as a mask; "" if that is not the case.
     """
@@ -40,20 +41,20 @@ class Match:
 
     @property
     def node(self) -> Node:
-        """The backward's node, or the forward's if the graph has no backward of it."""
+        """The node of the attention's backward, or of its forward if the graph has no backward."""
         return self.attention.node
 
     @property
     def device(self) -> torch.device:
-        """The device on which the site runs."""
+        """The device on which the attention runs."""
         return device_of(self.node)
 
     @property
     def needs_our_forward(self) -> bool:
-        """Whether the backward can run only together with our forward.
+        """Whether the backward can be replaced only if its forward is replaced, too.
 
-        That is the case if it does not read a saved log-sum-exp, or if the call has operands for the forward: the
-        forward reads the same tensors (and, for dropout, the same seed).
+        That is the case if the backward does not read a saved log-sum-exp, or if the attention has optional operands
+        that the forward reads: both must read the same tensors (for dropout, the same seed).
         """
         backward = self.attention.backward
         return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
@@ -68,7 +69,16 @@ class Match:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """The facts about a site, replaced or not, that go into its record; fields as in `SiteRecord`."""
+    """What was found out about an attention, replaced or not, for its record.
+
+    Attributes:
+        site: what the planner is told; None if the analysis ended before that.
+        mask: the mask in normal form, in words; "" if it is unknown.
+        tensors: shapes, dtype and device of query, key and value; None if the graph does not contain them.
+        inputs: the names, in the model, of the graph inputs from which the mask is computed.
+        recognised: in words, how the mask tensor was recognised; "" without a mask tensor.
+        arch: the GPU architecture, such as "sm_90", or "cpu"; "" if the analysis ended before that.
+    """
 
     site: Site | None = None
     mask: str = ""

@@ -16,13 +16,14 @@ from ...graph import sizes
 
 @dataclass(frozen=True)
 class Operands:
-    """Query, key and value of one site.
+    """The query, key and value that an attention's new operators read, and where their gradients go.
 
     Attributes:
-        query, key, value: the operands of the graph's backward, or of its forward if there is no backward.
-        repeats: how key and value repeat smaller tensors, if those are read instead; None if key and value are read.
+        query, key, value: the operands of the replaced backward, or of the forward if there is no backward.
+        repeats: the repeats that made key and value, if the new operators read the tensors before them instead; None if
+            key and value are read as they are.
         kv_heads: the number of heads of the key and value that are read.
-        gradients: the outputs for dq, dk and dv; all `Unused` for a forward without a backward.
+        gradients: where the program reads dq, dk and dv; all `Unused` for a forward without a backward.
         detail: a note for the record about repeated keys and values; may be empty.
     """
 
@@ -36,10 +37,10 @@ class Operands:
 
 
 def find_operands(attention: Attention) -> Operands:
-    """Finds the operands of a site, and replaces repeated keys and values by the tensors before the repeat if possible.
+    """Finds the operands of an attention: for repeated keys and values, the tensors before the repeat if possible.
 
-    That requires the gradients of key and value to be used only as sums over the repeated heads.  Operands that are
-    packed or laid out [batch, length, heads, head dim] are read as they are, repeated or not.
+    That requires the program to use the gradients of key and value only as sums over the repeated heads.  Operands that
+    are packed or laid out [batch, length, heads, head dim] are read as they are, repeated or not.
     """
     inputs, backward = attention.inputs, attention.backward
     key, value = inputs.key.node, inputs.value.node

@@ -1,4 +1,4 @@
-"""Recognises the mask of an attention (a conjunction of `Components`), and finds the bias added to its scores."""
+"""Recognises an attention's mask as a conjunction of components, and finds the bias that is added to its scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...model.reasons import Reason
 
 @dataclass(frozen=True)
 class MaskReading:
-    """The result of reading a mask.
+    """What was recognised of an attention's mask.
 
     Attributes:
         components: the recognised components; for a mask tensor that was not recognised, those from the operator's
@@ -38,10 +38,10 @@ class MaskReading:
 
 
 def read_mask(attention: Attention) -> MaskReading:
-    """Read the mask of an attention.
+    """Recognises an attention's mask from its mask tensor and from its arguments (`is_causal`, windows, documents).
 
     Raises:
-        NotReadable: the mask shows no key at all, or the intersection of its bands is not a band.
+        NotReadable: the mask shows no key at all, or the intersection of its bands is not known to be a band.
     """
     inputs = attention.inputs
     if inputs.documents is not None:
@@ -64,10 +64,11 @@ def read_mask(attention: Attention) -> MaskReading:
 
 
 def read_bias(attention: Attention, cause: Fallback | None) -> FoundBias | None:
-    """The bias that is added to the scores; None for none.
+    """Returns the bias that the operators add to the scores; None if there is none.
 
     Args:
-        cause: why the mask tensor was not recognised (`MaskReading.cause`): it is then added as a bias; else None.
+        attention: the attention.
+        cause: why the mask tensor was not recognised (`MaskReading.cause`), in which case it is the bias; else None.
 
     Raises:
         NotReadable: the operators cannot add this tensor.
@@ -93,7 +94,7 @@ def read_bias(attention: Attention, cause: Fallback | None) -> FoundBias | None:
 
 
 def mask_text(mask: Node) -> str:
-    """A mask tensor in words, for records: ``a tensor 2x1x?x512 bool``; ``?`` is a dynamic size."""
+    """Returns a mask tensor's shape and dtype in words, as ``a tensor 2x1x?x512 bool``; ``?`` is a dynamic size."""
     value = mask.meta["val"]
     shape = "x".join("?" if n is None else str(n) for n in map(layout.static, value.shape))
     return f"a tensor {shape} {str(value.dtype).removeprefix('torch.')}"
@@ -118,7 +119,10 @@ def _why_no_bias(mask: Node, plane: Sequence[layout.Dim], cause: Fallback) -> tu
 
 
 def mask_of(components: Components) -> Mask:
-    """The `Mask` of these components, with its operands numbered in the order in which `extras` builds them."""
+    """Returns the `Mask` that consists of these components.
+
+    The tensors that it reads are numbered from 0, in the order in which `extras.extras` builds them.
+    """
     numbers = itertools.count()
 
     def operand() -> Operand:
@@ -137,11 +141,14 @@ def mask_of(components: Components) -> Mask:
 
 
 def intersect(bands: list[Band], q_len: int | None, kv_len: int | None) -> Band:
-    """The intersection of bands: the band of the (query, key) pairs that all of them show.
+    """Returns the intersection of bands: the band of the (query, key) pairs that all of them show.
+
+    Args:
+        bands: the bands.
+        q_len, kv_len: the numbers of queries and keys; None if dynamic.
 
     Raises:
-        NotReadable: the intersection is empty, or the bands are anchored at different corners and the lengths are
-            dynamic.
+        NotReadable: the intersection is empty, or the bands are anchored at different corners and a length is dynamic.
     """
     if len({band.anchor for band in bands if not band.is_full}) > 1:
         if q_len is None or kv_len is None:

@@ -32,9 +32,12 @@ aten = torch.ops.aten
 
 
 def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> None:
-    """Replaces the backwards of `matches`, and `forward` unless it is None.
+    """Replaces attentions in a graph by dash_inductor's operators.  If anything raises, the graph is left as it was.
 
-    `matches` may also be one forward without a backward.  If anything raises, the graph is left as it was.
+    Args:
+        graph: the graph.
+        forward: the forward to replace, shared by all `matches`; None if it is left to PyTorch.
+        matches: the attentions whose backwards are replaced, or `forward` alone if it has no backward.
     """
     emitter = Emitter(graph)
     swaps: list[tuple[Node, Node]] = []

@@ -1,6 +1,4 @@
-"""The attention pass: every attention is replaced by dash_inductor's operators or not replaced for one reason, and
-recorded.
-"""
+"""The attention pass, which replaces each attention by dash_inductor's operators or records why it does not."""
 
 from __future__ import annotations
 
@@ -52,8 +50,9 @@ class AttentionRewrite:
     """The pass (see `base.rewrite.Rewrite`) that replaces attention by dash_inductor's operators.
 
     Args:
-        compile_kernels: called for every site that can be replaced, before the graph is changed; if it raises, the
-            site is not replaced with reason COMPILE_FAILED.  None compiles nothing in advance.
+        compile_kernels: called with site, plan, device and whether there is a backward, for every attention that can be
+            replaced, before the graph is changed; if it raises, the attention is not replaced and its record has the
+            reason COMPILE_FAILED.  None compiles nothing in advance.
     """
 
     compile_kernels: CompileKernels | None = None

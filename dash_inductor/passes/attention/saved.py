@@ -1,4 +1,4 @@
-"""Protects what the backward reads from in-place writes between forward and backward.
+"""Protects the tensors that an attention's backward reads from in-place writes between forward and backward.
 
 A program may write to a tensor between a forward and its backward.  In eager mode, autograd compares the version
 counter of each saved tensor and raises an error.  A compiled forward returns what its backward needs.  Graph inputs
@@ -41,12 +41,15 @@ def saved(node: Node) -> None:
 
 
 def unwatched(node: Node) -> None:
-    """Marks an attention output of which the program gets a copy, because writes to it would not be detected."""
+    """Marks an attention output of which the graph must return a copy, because writes to it would not be detected."""
     node.meta[_UNWATCHED] = True
 
 
 def watch(graph: Graph) -> None:
-    """Applies Note [What the backward reads] to the dash_inductor backwards of a joint graph."""
+    """Protects the tensors that dash_inductor's backwards in a joint graph read from the program's in-place writes.
+
+    Note [What the backward reads] in this module has the rules.  Other graphs are not changed.
+    """
     if not is_joint(graph):
         return
     backwards = [node for node in graph.nodes if node.target is attention_backward]

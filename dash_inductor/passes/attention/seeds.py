@@ -1,4 +1,4 @@
-"""Seeds of dropout, drawn together with the seeds of all other random operators of a graph, as Inductor does it.
+"""Draws the seeds of dropout in attentions, as Inductor does it: together with all other random seeds of a graph.
 
 Note [One draw for a graph]
 A program may run the same function with and without gradients, or run it again in the backward (activation
@@ -20,7 +20,10 @@ from .saved import saved
 
 
 def seed(emitter: Emitter, match: Match, before: Node) -> Node:
-    """Inserts the dropout seed of a site before `before`, int64 [1].  It is always saved, never recomputed."""
+    """Inserts the dropout seed of an attention, int64 [1], before the node `before`, and returns its node.
+
+    The seed is always saved for the backward, never recomputed.
+    """
     drawn = emitter.call(seeds.seed, (match.device,), before=before, like=before)
     node = emitter.call(dropout_seed, (drawn, match.node.name), before=before, like=before)
     saved(node)
@@ -28,6 +31,6 @@ def seed(emitter: Emitter, match: Match, before: Node) -> Node:
 
 
 def draw_at_once(graph: Graph) -> None:
-    """Fuses the drawing of all seeds into one node under Inductor's `fallback_random`, where Inductor does not."""
+    """Fuses the nodes that draw a graph's seeds into one if Inductor does not: when its `fallback_random` is set."""
     if configs.inductor.fallback_random:
         seeds.fuse_seed_creation_pass(graph)

@@ -29,9 +29,12 @@ _END = 2**63 - 1
 
 
 def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
-    """Converts sinks that broadcast to [batch, heads, q_len, 1] to the fp32 tensor of `model.call.Call.sinks`.
+    """Inserts the sinks as the operators read them: fp32 [batch, heads, q_len], with size 1 where they are expanded.
 
-    The last dimension is removed, and dimensions that are expanded (stride 0) are cut to size 1.
+    Args:
+        emitter: inserts the nodes.
+        sinks: the graph's sinks, [batch, heads, q_len, 1]; dimensions with stride 0 are cut to size 1.
+        before: the node before which nodes are inserted.
     """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
@@ -45,11 +48,14 @@ def rows_of_sinks(emitter: Emitter, sinks: Node, before: Node) -> Node:
 
 
 def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Node, before: Node) -> Node:
-    """The gradient of the sinks per row, fp32 [batch, heads, q_len, 1].
+    """Inserts the gradient of the sinks, fp32 [batch, heads, q_len, 1], not yet summed over rows; returns its node.
 
     Args:
-        delta: rowsum(grad_out * output) of the backward.
-        logsumexp: the log-sum-exp, in which the sinks are included.
+        emitter: inserts the nodes.
+        delta: rowsum(grad_out * output), as the backward operator returns it, [batch, heads, q_len].
+        logsumexp: the log-sum-exp, in which the sinks are included, [batch, heads, q_len].
+        sinks: the graph's sinks, which broadcast to [batch, heads, q_len, 1].
+        before: the node before which nodes are inserted.
     """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
@@ -63,9 +69,10 @@ def gradient_of_sinks(emitter: Emitter, delta: Node, logsumexp: Node, sinks: Nod
 def gradient_beside_bias(
     emitter: Emitter, grad_out: Node, out: Node, logsumexp: Node, sinks: Node, before: Node
 ) -> Node:
-    """The gradient of the sinks as in `gradient_of_sinks`, for the two-part log-sum-exp of an attention with a bias.
+    """Inserts the gradient of the sinks for an attention that also has a bias; returns its node.
 
-    Delta is computed here from `grad_out` and `out`.
+    Like that of `gradient_of_sinks`, it is fp32 [batch, heads, q_len, 1].  But the log-sum-exp has two parts (see the
+    module), and delta is computed from `grad_out` and `out`.
     """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:
@@ -89,9 +96,18 @@ def _in_base_2(call: Callable[..., Node], node: Node) -> Node:
 
 
 def put_sink_gradient(emitter: Emitter, sink: Sink, column: Node, before: Node) -> list[tuple[Node, Node]]:
-    """The (old, new) node pairs that make the program read the new gradient of the sinks.
+    """Inserts what the program reads instead of the old gradient of the sinks.
 
-    If the program only sums the gradient, that sum is computed in fp32 and then cast to its dtype.
+    If the program only sums that gradient, the sum is computed in fp32 and then cast to its dtype.
+
+    Args:
+        emitter: inserts the nodes.
+        sink: the old gradient in the graph.
+        column: the new gradient, fp32 [batch, heads, q_len, 1].
+        before: the node before which nodes are inserted.
+
+    Returns:
+        Pairs (old, new): the caller makes the readers of each old node read the new one.
     """
     users, used = sink.users, sink.used
     assert used is not None

@@ -1,4 +1,4 @@
-"""Analyses one attention of a graph: check what is supported, read mask and bias, build the `Site`, plan it."""
+"""Analyses one attention of a graph: checks whether it is supported, reads its mask and bias, and plans its kernels."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ from .reading import MaskReading, mask_of, mask_text, read_bias, read_mask
 
 
 def analyse(found: Found) -> Analysis:
-    """Decides whether an attention is replaced or not.
+    """Decides whether an attention can be replaced, and by which plan.  The graph is not changed.
 
-    The graph is not changed.  Symbolic heads and head dimensions of a site that is replaced get guards (see `_known`).
+    If the number of heads or a head dimension is symbolic, it gets a guard, so that another value recompiles.
+
+    Returns:
+        The match, the reason why the attention is not replaced, or an unexpected error, with the facts for its record.
     """
     facts = _look(found)
     try:

@@ -1,4 +1,4 @@
-"""Makes the `FallbackError` that users see: Dynamo does not wrap it, and its traceback has no compiler frames."""
+"""Makes the `FallbackError` that users see: Dynamo does not wrap it, and removes compiler frames from its traceback."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ _Shortened.__module__ = FallbackError.__module__
 
 
 def fallback_error(message: str) -> FallbackError:
-    """Returns the `FallbackError` to raise, with this message."""
+    """Returns a `FallbackError` with this message, which Dynamo passes on to the user unchanged."""
     return _Shortened(message, first_useful_frame=None)

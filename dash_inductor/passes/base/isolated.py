@@ -1,6 +1,7 @@
 """Applies passes one by one, each isolated from the errors of the others.
 
-An unexpected exception of a pass leaves the graph as it was before that pass, and is recorded.
+If a pass raises an unexpected exception, the graph is restored to its state before that pass, and the exception is
+recorded.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from .rewrite import Result, Rewrite
 
 
 def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
-    """Applies the passes that are switched on, in order, and yields their results.
+    """Applies the passes that are switched on, in order, and yields the `Result` of each site.
+
+    If a pass raises, its changes of the graph are undone, and its sites are recorded as fallbacks.
 
     Raises:
-        Exception: the exception of a pass, if `strict` is set.
+        Exception: the exception of a pass, if `config.strict` is set.
     """
     undo = Undo(graph)
     for rewrite in rewrites:
@@ -38,10 +41,17 @@ def apply(graph: Graph, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
 
 
 def leave(graph: Graph, cause: str, rewrites: Sequence[Rewrite]) -> Iterator[Result]:
-    """Yields the results of `Rewrite.leave` of the passes that are switched on.
+    """Yields a fallback `Result` for each site that the passes find in a graph on which none of them runs.
+
+    Only passes that are switched on are asked, by `Rewrite.leave`.
+
+    Args:
+        graph: the graph.
+        cause: the settings of Inductor because of which no pass runs, for the records.
+        rewrites: the passes.
 
     Raises:
-        Exception: the exception of a pass, if `strict` is set.
+        Exception: the exception of a pass, if `config.strict` is set.
     """
     for rewrite in rewrites:
         undo = Undo(graph)

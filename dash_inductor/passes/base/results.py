@@ -3,8 +3,8 @@
 A program may write to a tensor that a compiled forward returns, and may keep it for any time.  A pass may replace an
 output by a view of a tensor that the backward reads (`known_masks`), or of a larger tensor (`pad_mm`).  A write to the
 output would then change what the backward reads, or the output would keep more memory alive than the program expects.
-So `Results` records the memory of each output before passes run.  If an output shares more memory afterwards, the graph
-returns a copy with the old strides.  Passes need not care about this.
+So `Results` records before passes run which memory each output uses.  If an output shares more memory afterwards, the
+graph returns a copy with the old strides.  Passes need not care about this.
 
 AOTAutograd decides later which values the forward saves for the backward.  A value that is read by a node that depends
 on a tangent is likely to be saved; a value on which such a node depends indirectly may be.  Both count as read by the
@@ -84,7 +84,7 @@ class _Shown:
 
 
 class Results:
-    """The outputs of a graph and their memory, recorded before the graph is rewritten."""
+    """The outputs of a graph, recorded before passes run with the nodes that own their memory; see the module."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._nodes = graph, set(graph.nodes)
@@ -92,7 +92,10 @@ class Results:
         self._shown = [_Shown.by(node, saved) for node in _results(graph)]
 
     def restore(self) -> None:
-        """Makes the rewritten graph return copies of outputs that share more memory than before."""
+        """Makes the rewritten graph return copies of the outputs that share more memory than before the passes ran.
+
+        A copy has the strides that the output had before.
+        """
         saved = _Saved.of(self._graph)
         shown = [_Shown.by(node, saved) for node in _results(self._graph)]
         owners = {now.base: now.base for before, now in zip(self._shown, shown, strict=True) if now.base is before.base}

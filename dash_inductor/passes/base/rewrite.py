@@ -1,4 +1,4 @@
-"""The protocol of a pass, `Rewrite`, and what it returns for each site, `Result`."""
+"""`Rewrite`, the protocol of a pass over a graph, and `Result`, what a pass returns for each site that it finds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Result:
 
     Attributes:
         record: the record of the site.
-        asked_for: whether the site is not replaced because of the program's settings, which is no error under `strict`.
+        asked_for: whether the program's own settings keep the site, so that this is no error under `config.strict`.
     """
 
     record: AnyRecord
@@ -26,7 +26,10 @@ class Result:
 
 
 class Rewrite(Protocol):
-    """A pass over a graph.  `runner` applies it, publishes its records, logs the graph and raises for `strict`."""
+    """The protocol of a pass over a graph.
+
+    `runner` calls it, publishes its records, logs the graph and raises an error if `config.strict` is set.
+    """
 
     @property
     def name(self) -> str:
@@ -36,14 +39,19 @@ class Rewrite(Protocol):
         """Returns whether the settings switch the pass on."""
 
     def apply(self, graph: Graph) -> Sequence[Result]:
-        """Rewrites a graph in place.  An exception leaves the graph valid.
+        """Rewrites a graph in place.  If it raises an exception, the graph is still valid.
 
         Returns:
-            The result of each site, in the order of the forward, without sites that an earlier call returned.
+            The results of the sites, in the order of the forward; sites that an earlier call returned are left out.
         """
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns fallbacks for the sites of a graph on which no pass runs; `cause` names the settings of Inductor.
+        """Returns fallback results for the sites of a graph on which no pass runs; the graph is not rewritten.
 
-        A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.
+        A site that the pass would have replaced gets the reason PASSES_OFF, others their own reasons.  A pass
+        may return an empty list if, without it, PyTorch's own operators give right results or raise an error.
+
+        Args:
+            graph: the graph.
+            cause: the settings of Inductor because of which no pass runs, for the records.
         """

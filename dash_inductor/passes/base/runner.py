@@ -1,4 +1,4 @@
-"""Runs passes over a graph, one after another, and publishes their records."""
+"""Runs passes over a graph, one after another, and publishes records of the sites that they replace or keep."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from .rewrite import Result, Rewrite
 
 
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
-    """Rewrites a graph in place, and publishes a record for each site (see `records`), in the order of the forward.
+    """Rewrites a graph in place with the given passes, and publishes one record for each site (see `records`).
 
-    Nothing happens without deterministic algorithms, or while dash_inductor is switched off.  A second call for the
-    same graph changes nothing.
+    A site is an attention, or another operation that a pass replaces or keeps.  Does nothing if deterministic
+    algorithms are off or dash_inductor is switched off.  A second call for the same graph changes nothing.
 
     Args:
-        rewrites: the passes, in the order in which they are applied.
+        graph: the graph.
+        rewrites: the passes, in the order in which they are applied; those that `config` switches off are skipped.
 
     Returns:
         Whether the graph was changed.
 
     Raises:
         Exception: the exception of a pass, if `config.strict` is set.
-        FallbackError: `config.strict` is set and a site was not replaced.  Sites that the program asked not to replace
-            do not count: a site on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and a
-            forward without a backward with ``config.forward="keep"``.
+        FallbackError: `config.strict` is set and a site was not replaced.  Sites that the program's settings keep do
+            not count: those on the CPU with ``config.cpu="off"``, where PyTorch's kernels are deterministic, and
+            forwards without a backward with ``config.forward="keep"``.
     """
     if not _looks_at_graphs():
         return False
@@ -54,8 +55,9 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
 
 
 def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrite]) -> bool:
-    """Records every site of these graphs as not replaced, because Inductor's settings let no pass run; nothing is
-    rewritten.
+    """Records every site of these graphs as not replaced, because Inductor's settings let no pass run.
+
+    The graphs are not rewritten.  Does nothing if deterministic algorithms are off or dash_inductor is switched off.
 
     Args:
         graphs: the graphs.
@@ -67,7 +69,8 @@ def record_unseen(graphs: Sequence[Graph], cause: str, rewrites: Sequence[Rewrit
         reason.
 
     Raises:
-        FallbackError: as `rewrite_graph`.
+        Exception: the exception of a pass, if `config.strict` is set.
+        FallbackError: `config.strict` is set and there is a site, except those that the program's own settings keep.
     """
     if not _looks_at_graphs():
         return False

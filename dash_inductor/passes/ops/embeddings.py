@@ -42,7 +42,10 @@ _RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see t
 
 @dataclass(frozen=True)
 class EmbeddingsRewrite:
-    """The pass that replaces gradients of tables of at most `FEW` rows by sums, and records all others as they are."""
+    """The pass that replaces the gradients of embedding tables of at most `FEW` rows by sums, on CUDA.
+
+    It records the gradients of larger tables without changing them.
+    """
 
     name: ClassVar[str] = "embeddings"
 
@@ -54,10 +57,7 @@ class EmbeddingsRewrite:
         return [Result(_rewritten(node)) for node in found if _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.
-
-        Without this pass, the operator still runs ATen's kernel that sorts, which is deterministic.
-        """
+        """Returns no fallback records: without this pass, ATen's sorting kernel runs, which is deterministic, too."""
         return []
 
 
@@ -107,19 +107,25 @@ def _put_sums(node: Node, args: dict[str, Any]) -> str:
 
 
 def takes_sums(args: dict[str, Any]) -> bool:
-    """Returns whether a gradient is computed by sums: 1 to `FEW` rows, not scaled by frequency."""
+    """Returns whether the gradient of an embedding table is computed by plain sums instead of ATen's sorting kernel.
+
+    That is so for tables of 1 to `FEW` rows if the gradient is not scaled by frequency.
+
+    Args:
+        args: the arguments of `aten.embedding_dense_backward` by name.
+    """
     rows = args["num_weights"]
     return isinstance(rows, int) and 0 < rows <= FEW and not args["scale_grad_by_freq"]
 
 
 def by_sums(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int) -> Tensor:
-    """Computes `aten.embedding_dense_backward` of a small table, [rows, columns].
+    """Returns the gradient of a small embedding table, [rows, columns], with one sum over all indices for each row.
 
     Args:
         grad_output: [..., columns], the gradient of the embeddings.
         indices: integers [...].
         rows: the number of rows of the table.
-        padding_idx: the row without a gradient, or a negative number.
+        padding_idx: the row without a gradient, or a negative number if there is none.
     """
     flat, columns = indices.reshape(-1, 1), grad_output.reshape(indices.numel(), grad_output.shape[-1])
     none = torch.zeros((), dtype=columns.dtype, device=columns.device)

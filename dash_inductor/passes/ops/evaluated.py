@@ -1,5 +1,6 @@
-"""Evaluates nodes that depend only on positions (`iota`), with bounds that hold for any rounding and FMA
-contraction.
+"""Evaluates at compile time nodes that depend only on positions (`iota`), as bounds of each element.
+
+The bounds hold for any rounding and FMA contraction on the device.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ Known = dict[Node, Bounds | None]
 
 
 def evaluated(node: Node) -> Bounds | None:
-    """The bounds of the elements of a node that depends only on positions, on any device; None for other nodes.
+    """Returns the lower and the upper bound of each element of a node's tensor, as two fp64 tensors on the CPU.
 
-    Integers have bounds only if no operator exceeds the range of its dtype, so that nothing has wrapped around.
+    The bounds hold on any device.  Returns None for nodes that depend on more than positions (`iota`), that contain
+    operators without a rule, or in which an integer may exceed the range of its dtype.
     """
     return _evaluated(node, {}, 0)
 

@@ -38,7 +38,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 @dataclass(frozen=True)
 class GridSampleRewrite:
-    """The pass that replaces `grid_sampler_2d_backward` and `grid_sampler_3d_backward` on CUDA."""
+    """The pass that replaces the backward of `grid_sample`, in 2-D and 3-D, by deterministic operators on CUDA."""
 
     name: ClassVar[str] = "grid_sample"
 
@@ -55,9 +55,9 @@ class GridSampleRewrite:
         ]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no records of fallbacks: if the pass does not run, PyTorch's operator runs as usual.
+        """Returns no fallback records: without this pass, PyTorch's operator runs.
 
-        Under deterministic algorithms, that operator raises an error.
+        Under deterministic algorithms, that operator raises an error by itself.
         """
         return []
 
@@ -83,10 +83,15 @@ class _Tap:
 
 
 def sampled(image: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Computes `grid_sample` of an image [n, channels, sizes...] at positions [n, shape..., dimensions].
+    """Computes `grid_sample` in operators whose backward is deterministic; the result is [n, channels, shape...].
 
-    The first coordinate of a position belongs to the last dimension of the image.  The result is [n, channels,
-    shape...].
+    Args:
+        image: [n, channels, sizes...].
+        grid: positions, [n, shape..., dimensions], from -1 to 1 inside the image; the first coordinate is that along
+            the image's last dimension.
+        interpolation_mode: `LINEAR`, `NEAREST` or `CUBIC`.
+        padding_mode: `ZEROS`, `BORDER` or `REFLECTION`.
+        align_corners: as in PyTorch's `grid_sample`.
     """
     exact = torch.float64 if image.dtype == torch.float64 else torch.float32
     lengths = list(image.shape[2:])
@@ -163,8 +168,11 @@ def _cubic(part: Tensor) -> list[Tensor]:
 
 
 def gradient(args: Mapping[str, Any], which: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """A function of grad_output, image and grid that returns the gradient of the image (`which` 0) or of the
-    grid (1).
+    """Returns a function (grad_output, image, grid) -> one gradient of `grid_sample`.
+
+    Args:
+        args: the arguments of the backward operator by name, of which the modes are used.
+        which: 0 for the gradient of the image, 1 for that of the grid.
     """
 
     def function(grad_output: Tensor, image: Tensor, grid: Tensor) -> Tensor:

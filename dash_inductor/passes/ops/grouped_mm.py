@@ -1,4 +1,4 @@
-"""Replaces grouped matmuls by ones that fill what they leave unwritten.
+"""Replaces `aten::_grouped_mm` by an operator that also fills the part of the result that ATen leaves unwritten.
 
 `aten::_grouped_mm` does not write the rows after its last offset, and Inductor calls ATen for it.  A graph with this
 operator would have to keep PyTorch's fill (`install.fill_uninitialized_memory`), which writes the results of all
@@ -25,7 +25,10 @@ from .operators.grouped_mm import PLAIN, grouped_mm
 
 @dataclass(frozen=True)
 class GroupedMmRewrite:
-    """The pass that replaces `aten::_grouped_mm` on any device; it makes no records, because values do not change."""
+    """The pass that replaces `aten::_grouped_mm` by `dash_inductor::grouped_mm`, on any device.
+
+    It makes no records, because the values that ATen computes do not change.
+    """
 
     name: ClassVar[str] = "grouped_mm"
 
@@ -39,7 +42,7 @@ class GroupedMmRewrite:
         return []
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the graph keeps PyTorch's fill of uninitialized memory."""
+        """Returns no fallback records: without this pass, PyTorch fills the whole result, which only takes longer."""
         return []
 
 

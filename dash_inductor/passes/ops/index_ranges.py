@@ -1,8 +1,8 @@
-"""Replaces sums by indices that depend only on positions, as in backwards of resampling, by banded matmuls.
+"""Turns sums by index whose indices depend only on positions, as in backwards of resampling, into banded matmuls.
 
 The backward of `interpolate` (nearest, linear, cubic) adds gradients at an index that increases with the position in
 each dimension and does not depend on inputs.  So the values of a row form a range of positions in each dimension, and
-can be gathered instead of scattered.  The begins of the ranges and their weights are computed on the device from the
+can be gathered instead of scattered.  The starts of the ranges and their weights are computed on the device from the
 index and the weights that the forward reads.  These tables are small; they are written to memory once, so that kernels
 do not recompute them for each element.  The maximum length of a range is known at compile time: the index is evaluated
 with bounds that hold for any rounding and FMA contraction (`evaluated`).
@@ -49,7 +49,10 @@ _FAILED = "dash_inductor_index_ranges"  # in node.meta of an operator that was k
 
 @dataclass(frozen=True)
 class IndexRangesRewrite:
-    """The pass that replaces sums by indices that increase with positions, on CUDA."""
+    """The pass that turns sums by index whose indices depend only on positions into banded matmuls, on CUDA.
+
+    It also replaces the backwards of adaptive average pooling and of antialiased interpolation.
+    """
 
     name: ClassVar[str] = "index_ranges"
 
@@ -76,7 +79,10 @@ class IndexRangesRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's operators run.
+
+        Most of these are deterministic; the others, such as backwards of pooling, raise an error by themselves.
+        """
         return []
 
 
@@ -141,7 +147,15 @@ if hasattr(aten, "_upsample_lanczos2d_aa_backward"):  # torch 2.13
 
 
 def unpooled(gradient: Tensor, bands: Sequence[Band]) -> Tensor:
-    """The gradient of the input of pooling or interpolation, [..., rows], from that of its output, [..., positions]."""
+    """Computes the backward of adaptive average pooling or antialiased interpolation: the gradient of its input.
+
+    Args:
+        gradient: the gradient of the output, [..., positions of each dimension].
+        bands: for each of the last dimensions, the banded matrix by which it is multiplied.
+
+    Returns:
+        [..., rows of each dimension], in the dtype of `gradient`.
+    """
     tables = []
     for band in bands:
         tables += [band.begins(gradient.device), band.weights(gradient, dtype=_exact(gradient))]

@@ -69,17 +69,18 @@ Size = int | tuple[Node, int]
 
 @dataclass(frozen=True)
 class Index:
-    """How index tensors select rows.
+    """How the index tensors of a sum by index select the rows to which values are added.
 
     Attributes:
-        tensors: integer tensors; one for each row dimension, broadcast together, unless `along` is set.
+        tensors: the nodes of integer tensors, broadcast together: one for each row dimension, or a single one if
+            `along` is set.
         lengths: the sizes of the row dimensions.
         wraps: whether negative indices count from the end.
-        along: if set, the single tensor selects along this row dimension, and its own position gives the others.
-        selected: the dimensions along which all elements of the single tensor are equal.
-        flat: the number of last dimensions of the tensor that are flattened into one, which selects the last row
-            dimension.
-        left_out: the index in the first tensor whose values are skipped (padding); None for none.
+        along: None, or the row dimension along which the single tensor selects, as `scatter` does; the position of an
+            index in the tensor gives the other row dimensions.
+        selected: the dimensions along which all elements of the single tensor are equal; only the first is read.
+        flat: the number of the tensor's last dimensions that are flattened into one, for the last row dimension.
+        left_out: the index in the first tensor whose values are skipped (padding); None if there is none.
     """
 
     tensors: tuple[Node, ...]
@@ -99,7 +100,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Sum:
-    """The description of a sum by index.
+    """A sum by index, as `index_put`, `index_add` and `scatter_add` compute it: values with equal indices are added.
 
     Attributes:
         base: the tensor to which sums are added; None for zeros.
@@ -109,10 +110,11 @@ class Sum:
         batch: the number of leading batch dimensions of the result.
         rows: the number of row dimensions after these; the remaining dimensions are columns.
         values_shape: the shape to which the values are broadcast; None if they have it.
-        divisor: if set, each sum is divided by the number of its values plus this number (mean).
+        divisor: None, or for a mean the number that is added to the count of values by which each sum is divided: 1 if
+            the base counts as a value, else 0.
         is_gathered: whether the values are rows of another tensor that an index selects, so that their index dimension
             has another length (see `_gathered`).
-        raises: whether PyTorch has no deterministic kernel, so that small sums are rewritten, too.
+        raises: whether PyTorch's operator has no deterministic kernel, so that even small sums are replaced.
     """
 
     base: Node | None
@@ -129,7 +131,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class IndexSumsRewrite:
-    """The pass that replaces sums by index of floating-point tensors on CUDA."""
+    """The pass that replaces sums by index of floating-point tensors by deterministic segment sums, on CUDA."""
 
     name: ClassVar[str] = "index_sums"
 
@@ -149,17 +151,20 @@ class IndexSumsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's operators run.
+
+        Most of these are deterministic; the others, such as backwards of pooling, raise an error by themselves.
+        """
         return []
 
 
 def is_ours(device: torch.device) -> bool:
-    """Whether sums on this device are rewritten."""
+    """Returns whether the pass `index_sums` replaces sums by index on this device."""
     return device.type in DEVICES and (device.type != "cuda" or arch.is_supported(device))
 
 
 def adds_floats(node: Node) -> bool:
-    """Whether a node's value is a floating-point tensor of at least 16 bits on a device of `DEVICES`."""
+    """Returns whether a node's value is a tensor of floats, of at least 16 bits, on a device that `is_ours` accepts."""
     value = node.meta.get("val")
     return (
         isinstance(value, Tensor)
@@ -170,19 +175,22 @@ def adds_floats(node: Node) -> bool:
 
 
 def is_sum(node: Node) -> bool:
-    """Returns whether a node's value is a contiguous tensor for which `adds_floats` holds."""
+    """Returns whether a node's value is contiguous and a tensor of floats for which `adds_floats` holds."""
     return adds_floats(node) and node.meta["val"].is_contiguous()
 
 
 def pays(found: Sum) -> bool:
-    """Returns whether a sum is large enough, and not too large, to be rewritten; depends on its shapes alone."""
+    """Returns whether a sum is large enough for a replacement to be faster, and fits into 32-bit indices.
+
+    Sums that PyTorch cannot compute deterministically (`Sum.raises`) may be small.  Dynamic sizes count as `NOMINAL`.
+    """
     values = _nominal(found.values.meta["val"].shape)
     rows = _nominal([size if isinstance(size, int) else None for size in found.index.lengths])
     return (values >= LEAST or found.raises) and max(rows, values) <= MOST
 
 
 def takes_products(found: Sum) -> bool:
-    """Returns whether a sum is computed by a one-hot matmul; depends on its shapes and dtype alone."""
+    """Returns whether a one-hot matmul computes a sum instead of a sort; depends on its shapes and dtype alone."""
     value, lengths = found.values.meta["val"], found.index.lengths
     rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
     is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= ONE_HOT_LEAST
@@ -207,7 +215,10 @@ def _sizes(node: Node) -> tuple[Size, ...]:
 
 
 def read_put(node: Node) -> Sum | None:
-    """Describes an accumulating `index_put` with indices of adjacent dimensions; None for other nodes."""
+    """Returns the `Sum` that an accumulating `index_put` computes; None if it is not one or is not supported.
+
+    Its indices must be integers for adjacent dimensions.
+    """
     args = bind(node)
     into, values = args["self"], args["values"]
     places = [dim for dim, index in enumerate(args["indices"]) if index is not None]
@@ -393,12 +404,16 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
 
 
 def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> str:
-    """Replaces a node by a segment sum; returns an error message, or "" without an error.
+    """Replaces a node by the sum by index `found`, by sorted segments or a one-hot matmul.
 
     Args:
         node: the node.
-        found: its description.
-        sorted_keys: the keys of indices that were made for earlier sums, to which those made here are added.
+        found: the sum that the node computes.
+        sorted_keys: a cache of the key tensors that earlier replacements in this graph made from indices; those made
+            here are added.
+
+    Returns:
+        "", or the message of an error; in that case the node stays in the graph.
     """
     emitter, known = Emitter(node.graph), dict(sorted_keys)
     try:

@@ -1,6 +1,7 @@
 """Describes scatters: graph nodes that write values at a tensor of indices, whichever operator they use.
 
-`scatters` converts `index_put`, `scatter` and `scatter_add` to one description, `Scatter`, and `replaced` replaces one.
+`scatters` converts `index_put`, `scatter` and `scatter_add` to one description, `Scatter`.  `replaced` replaces a
+scatter in the graph.
 """
 
 from __future__ import annotations
@@ -64,12 +65,14 @@ class Scatter:
         dim: the dimension along which indices count.
         indices: the node of the indices.  If `by_rows`, its elements in row-major order are indices of slices of base
             along `dim`; else it has the dimensions of base, and each element is the index of one element.
-        values: the node of the values, or one number for all.  If `by_rows`, its shape has that of `indices` in the
-            place of `dim`, or broadcasts to it; else its leading part with the shape of `indices` is used.
+        values: the node of the values, or one number for all.  If `by_rows`, its shape is that of base with the shape
+            of `indices` in place of `dim`, or broadcasts to that; else only its first elements along each dimension,
+            as many as `indices` has, are used.
         adds: whether values are added to the previous ones; else they replace them.
         by_rows: whether indices select whole slices.
         wraps: whether negative indices count from the end; else they are errors.
-        lines: if set, a dimension before `dim`; its element i has the indices ``indices[i]`` for slices within it.
+        lines: None if all indices apply to the whole of base; else the dimension before `dim`, and ``indices[i]`` are
+            the indices along `dim` for element i of that dimension.
     """
 
     node: Node
@@ -84,8 +87,9 @@ class Scatter:
 
     @property
     def fills_lines(self) -> bool:
-        """Whether every line along `dim` has indices; for dynamic sizes, a guard is added if it holds for the
-        example.
+        """Whether every 1-D slice of the base along `dim` has indices.
+
+        If this depends on a dynamic size and holds for the example inputs, a guard is added that ensures it.
         """
         if self.by_rows:
             return True
@@ -99,7 +103,10 @@ class Scatter:
 
 
 def scatters(graph: Graph) -> Iterator[Scatter]:
-    """Yields the scatters of a graph on `DEVICES`, in graph order; the graph may be changed meanwhile."""
+    """Yields the scatters in a graph that run on `DEVICES`, in graph order.
+
+    The caller may replace each scatter before it asks for the next one.
+    """
     for node in graph.nodes:
         scatter = scatter_of(node) if node.op == "call_function" else None
         if scatter is not None:
@@ -107,7 +114,7 @@ def scatters(graph: Graph) -> Iterator[Scatter]:
 
 
 def scatter_of(node: Node) -> Scatter | None:
-    """Returns the description of a scatter; None for other nodes and unsupported scatters."""
+    """Returns the `Scatter` that describes a node; None for nodes that are not scatters, and unsupported scatters."""
     name = op_name(node)
     if not (name in _ROWS or name in _ELEMENTS) or _FALLBACK in node.meta or node.kwargs.get("reduce") is not None:
         return None
@@ -167,7 +174,7 @@ def _counts(first: Node, second: Node, base: Node, dim: int) -> bool:
 
 
 def is_iota(node: Node) -> bool:
-    """Whether the elements of a node in row-major order are 0, 1, 2, ..."""
+    """Returns whether the elements of a node's tensor, in row-major order, are known to be 0, 1, 2, ..."""
     node = source(node)
     name, args = op_name(node), node.args
     if not _is_integer(node) or not (node.meta["val"].dtype == torch.int64 or _holds_places(node)):
@@ -181,9 +188,10 @@ def is_iota(node: Node) -> bool:
 
 
 def source(node: Node) -> Node:
-    """The node from which views, copies and conversions made this one, with the same integers in row-major order.
+    """Follows views, copies and conversions back to the node that first holds the integers of `node`, and returns it.
 
-    Conversions to a dtype that cannot represent the positions of all elements are not followed.
+    Both nodes hold the same integers in row-major order.  Conversions to a dtype that cannot represent the positions of
+    all elements are not followed.
     """
     while op_name(node) in SAME:
         before = node.args[0]
@@ -201,7 +209,7 @@ def source(node: Node) -> Node:
 
 
 def reads_bits(node: Node) -> bool:
-    """Whether a node reinterprets the bits of a tensor as another dtype."""
+    """Returns whether a node reinterprets the bits of a tensor as another dtype (``view(dtype)``)."""
     return node.target is aten.view.dtype
 
 
@@ -210,7 +218,7 @@ def _holds_places(node: Node) -> bool:
 
 
 def constant(node: Node) -> float | None:
-    """The number with which a tensor is filled; None if that is not certain."""
+    """Returns the number to which all elements of a node's tensor are equal; None if that is not known."""
     while op_name(node) in (*SAME, "aten::expand", "aten::permute"):
         before = node.args[0]
         assert isinstance(before, Node)
@@ -227,7 +235,7 @@ def constant(node: Node) -> float | None:
 
 
 def cut(values: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Narrows values to a shape: its first elements along each dimension."""
+    """Narrows a tensor to `shape`, keeping its first elements along each dimension."""
     for dim, size in enumerate(shape):
         if not sizes.same(values.shape[dim], size):
             values = values.narrow(dim, 0, size)
@@ -242,18 +250,18 @@ def replaced(
     function: Callable[..., Tensor],
     tensors: tuple[Node, ...],
 ) -> Record:
-    """Replaces a scatter by ``function(*tensors)``; returns its record, or that of the error because of which it is not
-    replaced.
+    """Replaces a scatter in its graph by ``function(*tensors)``, and returns its record.
 
-    The function takes sizes from its arguments.  The result gets the layout of the scatter's result.
+    The result gets the layout of the scatter's result.  If the function raises, the scatter stays in the graph, and the
+    record contains the error.
 
     Args:
         scatter: the scatter.
         rewrite: the name of the pass.
-        detail: what runs instead.
-        facts: further facts for the record.
-        function: computes the replacement.
-        tensors: its arguments.
+        detail: what runs instead, in words, for the record.
+        facts: further entries of the record.
+        function: computes the replacement; it is traced, and takes all sizes from its arguments.
+        tensors: the nodes of its arguments.
     """
     node, value = scatter.node, scatter.node.meta["val"]
     line, module = model_line([node, *node.users])

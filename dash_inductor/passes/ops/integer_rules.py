@@ -1,4 +1,4 @@
-"""The rules of `uniqueness`: facts about an operator's integer result, derived from facts about its arguments."""
+"""The rules by which `uniqueness` derives facts about an operator's integer result from facts about its arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .indices import SAME, is_iota, reads_bits
 
 @dataclass(frozen=True)
 class Values:
-    """Facts about the integers in a tensor, regardless of their positions.
+    """What is known about the integers in a tensor, regardless of their positions.
 
     Attributes:
         low, high: the range: low <= integer < high.
@@ -35,22 +35,22 @@ class Values:
 
     @property
     def differ(self) -> bool:
-        """Whether all integers are distinct."""
+        """Whether all integers in the tensor are known to be distinct."""
         return self.times == 1
 
     def is_permutation(self, of: Dim) -> bool:
-        """Whether they are a permutation of 0 to of - 1."""
+        """Returns whether the integers are known to be a permutation of 0 to of - 1."""
         return self.exact and self.differ and sizes.same(self.low, 0) and sizes.same(self.high, of)
 
     def lie_below(self, size: Dim) -> bool:
-        """Whether all are in the range from 0 to size - 1."""
+        """Returns whether all integers are known to lie between 0 and size - 1."""
         return statically_known_true(self.low >= 0) and (
             sizes.same(self.high, size) or statically_known_true(self.high <= size)
         )
 
     @property
     def subset(self) -> Values:
-        """The facts about a subset of them."""
+        """What is known about the integers in any part of the tensor."""
         return replace(self, exact=False)
 
 
@@ -64,8 +64,9 @@ DTYPES = {dtype: torch.iinfo(dtype) for dtype in (torch.int64, torch.int32)}
 
 
 def fits(known: Values, dtype: torch.dtype) -> bool:
-    """Whether a dtype can represent the integers; int64 can represent positions of elements and sums of some
-    of them.
+    """Returns whether a dtype can represent all integers in the known range, so that none has wrapped around.
+
+    Ranges with symbolic bounds always fit into int64: these are positions of elements, or sums of a few of them.
     """
     info = DTYPES[dtype]
     if dtype == torch.int64 and not (isinstance(known.low, int) and isinstance(known.high, int)):
@@ -74,7 +75,7 @@ def fits(known: Values, dtype: torch.dtype) -> bool:
 
 
 def integer_of(dtype: torch.dtype, number: Any) -> int | None:
-    """A scalar operand as an integer of an index dtype; None if it is not an integer or out of range."""
+    """Returns a scalar operand if it is an integer in the range of an index dtype; else None."""
     info = DTYPES.get(dtype)
     is_integer = isinstance(number, int) and not isinstance(number, bool)
     return number if is_integer and info is not None and info.min <= number <= info.max else None
@@ -99,7 +100,15 @@ def _some(node: Node, args: dict[str, Any], facts: Facts) -> Known:
 
 
 def of_getitem(node: Node, facts: Facts) -> Known:
-    """The facts about one result of an operator with several."""
+    """Returns what is known about the integers in one result of an operator with several, such as `sort` or `split`.
+
+    Args:
+        node: the `getitem` node that selects the result.
+        facts: what is known about the operator's arguments.
+
+    Returns:
+        None if nothing is known.
+    """
     of, number = node.args
     if not isinstance(of, Node):
         return None
@@ -299,7 +308,12 @@ RULES: Mapping[str, Rule] = {
 
 
 def inverse_of(node: Node, known_of: Callable[[Any], Known]) -> Node | None:
-    """The permutation whose inverse a node is, by the facts about its arguments; None if that is not proved."""
+    """Returns the node of the permutation whose inverse `node` is proved to compute; None if there is no proof.
+
+    Args:
+        node: the node, for example a scatter of 0, 1, 2, ... by the permutation, or the indices of its sort.
+        known_of: returns what is known about the integers of another node.
+    """
     name, value = op_name(node), node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() != 1:
         return None

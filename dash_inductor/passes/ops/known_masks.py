@@ -1,4 +1,4 @@
-"""Removes masks that the graph proves to be all true or all false.
+"""Removes `torch.where` if the graph proves that its mask is true everywhere or false everywhere.
 
 Mixture-of-experts layers zero the rows of tokens that go to no local expert, by comparing the sorted expert ids with
 the number of local experts.  If all experts are local, the graph proves that every id is smaller, because `topk` chose
@@ -40,8 +40,9 @@ _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class KnownMasksRewrite:
-    """The pass that removes `torch.where` on CUDA if its mask compares integers with a number and the result
-    is proved.
+    """The pass that removes `torch.where` on CUDA if its mask is proved to be true or false everywhere.
+
+    Only masks that compare a tensor of integers with a number are examined.
     """
 
     name: ClassVar[str] = "known_masks"
@@ -65,12 +66,16 @@ class KnownMasksRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the mask is computed and applied, with the same results."""
+        """Returns no fallback records: without this pass, the mask is computed and applied, with the same results."""
         return []
 
 
 def outcome(mask: Node) -> bool | None:
-    """Returns the result of an integer comparison with a number, if it is proved to be the same for all; else None."""
+    """Returns True or False if a mask is proved to have this value everywhere; else None.
+
+    Args:
+        mask: the mask's node; only comparisons of integers with a number are examined.
+    """
     compare = _COMPARED.get(op_name(mask))
     if compare is None:
         return None

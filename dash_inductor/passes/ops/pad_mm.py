@@ -77,12 +77,12 @@ _RECORDED = "dash_inductor_padded"  # in node.meta, because the pass may see the
 
 @dataclass(frozen=True)
 class Matrix:
-    """The facts about an operand [rows, columns] of each batch element.
+    """The sizes and the layout of a matmul operand [rows, columns]; for a batched matmul, of each batch element.
 
     Attributes:
-        rows, columns: its sizes; None for dynamic ones.
-        by_row: whether elements of a row are contiguous; else those of a column are.
-        pitch: the stride in elements between rows (or columns); None if it is dynamic.
+        rows, columns: the sizes; None for dynamic ones.
+        by_row: whether the elements of each row are contiguous; else those of each column are.
+        pitch: the stride in elements between rows (or columns, if not `by_row`); None if it is dynamic.
     """
 
     rows: int | None
@@ -92,14 +92,14 @@ class Matrix:
 
 
 def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[str, int]:
-    """Returns the sizes of [m, k] @ [k, n] to pad, by name, with their new values; empty if none is padded.
+    """Returns which sizes of a matmul [m, k] @ [k, n] are padded, as {"m", "k" or "n": padded size}; may be empty.
 
     Dynamic sizes are not padded, and count as `NOMINAL`, so that the decision does not depend on their current values.
 
     Args:
         left, right: the operands.
         itemsize: the bytes per element of operands and result.
-        batch: the number of products.
+        batch: the batch size.
     """
     found = unaligned(left, right, itemsize)
     sizes_of = _nominal(left, right)
@@ -110,7 +110,10 @@ def decide(left: Matrix, right: Matrix, itemsize: int, batch: int = 1) -> dict[s
 
 
 def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
-    """The sizes of [m, k] @ [k, n] to pad so that all rows begin at multiples of `BYTES`, with their new values."""
+    """Returns which sizes of a matmul [m, k] @ [k, n] must be padded so that all rows are aligned to `BYTES` bytes.
+
+    The result is {"m", "k" or "n": padded size}, as for `decide`, but whether padding pays is not considered.
+    """
     size = {"m": left.rows, "k": left.columns, "n": right.columns}
     aligned = BYTES // itemsize
     lines = [
@@ -127,7 +130,13 @@ def unaligned(left: Matrix, right: Matrix, itemsize: int) -> dict[str, int]:
 
 
 def operations_per_byte(left: Matrix, right: Matrix, itemsize: int, padded: Mapping[str, int]) -> float:
-    """The number of operations of a product per byte of operands that is copied to pad these sizes."""
+    """Returns a matmul's operations per byte of operands that must be copied to pad it; infinity if none is copied.
+
+    Args:
+        left, right: the operands.
+        itemsize: the bytes per element.
+        padded: the sizes that are padded, as `unaligned` returns them.
+    """
     size = _nominal(left, right)
     operands = [set("mk"), set("kn")]
     copied = sum(math.prod(size[name] for name in names) for names in operands if names & padded.keys())
@@ -167,10 +176,7 @@ class PadMmRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.
-
-        Without this pass, the product runs unpadded, in PyTorch's kernel, which is deterministic.
-        """
+        """Returns no fallback records: without this pass, the matmul runs unpadded, which is deterministic, too."""
         return []
 
 

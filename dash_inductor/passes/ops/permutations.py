@@ -42,8 +42,9 @@ LEAST_ROW_BYTES = 32
 
 @dataclass(frozen=True)
 class PermutationsRewrite:
-    """The pass that replaces scatters on CUDA whose indices are proved to be distinct or to hit each row
-    equally often.
+    """The pass that replaces scatters by gathers, or by scatters without a sort, on CUDA.
+
+    It replaces those whose indices are proved to be distinct or to select each row equally often.
     """
 
     name: ClassVar[str] = "permutations"
@@ -56,7 +57,7 @@ class PermutationsRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no records of fallbacks: if the pass does not run, PyTorch's scatter runs, also deterministically."""
+        """Returns no fallback records: without this pass, PyTorch's scatter runs, which is deterministic, too."""
         return []
 
 
@@ -200,15 +201,17 @@ def gathered(
     adds: bool,
     is_inverse: bool,
 ) -> Tensor:
-    """Returns the result of a scatter that hits each row of `base` along `dim` equally often.
+    """Returns the result of a scatter that hits each row of `base` along `dim` equally often, computed by gathers.
 
     Args:
         base: the tensor whose copy the scatter writes to.
         index: the indices, one for each row of the values.
-        values, dim, by_rows: as in `Scatter`.
+        values: the values to write.
+        dim: the dimension of the base along which the indices count.
+        by_rows: whether the scatter's own indices select whole slices, so that `values` broadcast; see `Scatter`.
         order: the permutation of `lists` or, if `is_inverse`, its inverse; None for 0, 1, 2, ...
         lists: how the indices derive from the permutation.
-        adds: whether the sum is added to `base`.
+        adds: whether the sum is added to `base`; else it replaces the elements of `base`.
         is_inverse: whether `order` is already inverted.
     """
     rows, size, times = _rows(base, index, values, dim, by_rows), base.shape[dim], lists.times
@@ -229,7 +232,18 @@ def gathered(
 
 
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather by positions."""
+    """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather.
+
+    First the position of the value for each row is scattered, -1 for rows without a value; then the values are
+    gathered.
+
+    Args:
+        base: gives the shape of the result.
+        index: distinct indices of rows.
+        values: the values to write, in the dtype of the result.
+        dim: the dimension of rows.
+        by_rows: whether the scatter's own indices select whole rows, so that `values` broadcast; see `Scatter`.
+    """
     rows, index = _rows(base, index, values, dim, by_rows), index.reshape(-1)
     count = torch.arange(index.shape[0], dtype=torch.int64, device=index.device)
     places = _put(index, count, base.shape[dim], 0, -1)
@@ -239,18 +253,24 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
 
 
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
-    """Returns the same as `gathered_by_places`, computed as one scatter by `put_distinct`."""
+    """Returns the result of a scatter of rows into zeros by distinct indices, computed by `put_distinct`.
+
+    The arguments are those of `gathered_by_places`: `base` only gives the shape of the result.
+    """
     rows = _rows(base, index, values, dim, by_rows)
     return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)
 
 
 def put_elements(base: Tensor, index: Tensor, values: Tensor, *, dim: int) -> Tensor:
-    """Returns the result of a scatter of elements into zeros by indices that are distinct in each line along `dim`."""
+    """Returns the result of a scatter of elements into zeros, if the indices in each 1-D slice along `dim` differ.
+
+    `base` only gives the shape of the result.
+    """
     return _put(index, cut(values, index.shape), base.shape[dim], dim, 0)
 
 
 def stored(order: Tensor, *, is_inverse: bool) -> Tensor:
-    """Returns the inverse of a permutation, as int64; `order` is returned if it is already inverted (`is_inverse`)."""
+    """Returns an inverse permutation, int64 [n]: `order` if `is_inverse` says that it is one, else its inverse."""
     return order.reshape(-1).to(torch.int64) if is_inverse else inverse(order)
 
 

@@ -1,6 +1,6 @@
-"""Banded matmuls: each row of the result is a weighted sum over a range of positions.
+"""Multiplies by banded matrices: each row of the result is a weighted sum over a range of positions of the operand.
 
-In each dimension, a banded matrix [rows, positions] holds the weight of each position in each row.  The begin of a
+In each dimension, a banded matrix [rows, positions] holds the weight of each position in each row.  The start of a
 row's range is a function of the row number; the weights in the ranges are a table on the device.  A sum over several
 dimensions has a product of these matrices, so they are summed one after another.
 """
@@ -26,14 +26,14 @@ COMPARED = 1 << 26
 
 @dataclass(frozen=True)
 class Band:
-    """The banded matrix of one dimension.
+    """A banded matrix [rows, positions], which is applied along one dimension of a tensor.
 
     Attributes:
-        rows, positions: the sizes of the matrix.
+        rows, positions: the sizes of the matrix: rows of the result, and positions in the operand.
         longest: the maximum length of a row's range.
         line: numbers (a, b, c): the range of row r begins at (a * r + b) // c, clamped to valid positions.
-        matrix: a function of graph tensors (the first determines the device) and the dtype of weights, that returns the
-            weights [rows, positions].
+        matrix: a function that returns the whole matrix; its arguments are the tensors of the graph from which the
+            weights are computed (the result is on the device of the first), and ``dtype``, that of the weights.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Band:
         return self.longest <= MOST and self.longest * self.rows * self.positions <= COMPARED
 
     def begins(self, device: torch.device) -> Tensor:
-        """The first position of each row's range, int32 [rows]; the whole range consists of valid positions."""
+        """Computes the first position of each row's range, int32 [rows]; the range has `longest` valid positions."""
         slope, offset, divisor = self.line
         most = self.positions - self.longest
         rows = torch.arange(self.rows, device=device, dtype=torch.int64 if divisor > 1 else torch.int32)
@@ -58,7 +58,12 @@ class Band:
         return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # avoids a division
 
     def weights(self, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights in each row's range, [longest, rows]."""
+        """Computes the weights of the positions in each row's range, [longest, rows].
+
+        Args:
+            tensors: the arguments of `matrix`.
+            dtype: the dtype of the weights.
+        """
         device = tensors[0].device
         places = torch.arange(self.longest, device=device)[:, None, None] + self.begins(device)[None, :, None]
         here = torch.arange(self.positions, device=device) == places
@@ -66,13 +71,13 @@ class Band:
 
 
 def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) -> Band:
-    """The `Band` of a matrix.
+    """Returns the `Band` of a matrix, with the shortest range length among the slopes that are tried.
 
     Args:
         first, last: integers on the CPU, [positions]: the smallest and the largest row that each position may
             contribute to.
         rows: the number of rows.
-        matrix: as in `Band`.
+        matrix: computes the matrix, see `Band.matrix`.
     """
     positions = first.numel()
     numbers = torch.arange(rows, device="cpu")
@@ -98,7 +103,7 @@ def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | N
 
     Args:
         values: [batch..., positions of each dimension, columns...].
-        tables: for each summed dimension, the begins of ranges and their weights.
+        tables: for each summed dimension, two tensors: `Band.begins` and `Band.weights`.
         batch: the number of leading dimensions before those that are summed.
         dtype: the dtype of the result, by default that of the values.
     """
@@ -112,7 +117,7 @@ def weighted(values: Tensor, *tables: Tensor, batch: int, dtype: torch.dtype | N
 
 
 def windows(size: int, count: int) -> Band:
-    """The band of the backward of adaptive average pooling of `size` elements to `count` windows.
+    """Returns the `Band` for the backward of adaptive average pooling, which pools `size` elements to `count` windows.
 
     Window i begins at i * size // count.  An element gets the gradient of each window that contains it, divided by the
     window's length.
@@ -133,11 +138,11 @@ def windows(size: int, count: int) -> Band:
 
 @dataclass(frozen=True)
 class Filter:
-    """The filter of antialiased interpolation.
+    """The filter of antialiased interpolation, for example a triangle.
 
     Attributes:
-        width: the width of its support, in elements, when upsampling.
-        weight: the weight as a function of the distance to a neighbour.
+        width: the width of its support, in input elements, when upsampling; it grows with the scale when downsampling.
+        weight: a function from distances, divided by the scale when downsampling, to weights (tensors).
     """
 
     width: int
@@ -162,12 +167,14 @@ TRIANGLE, CUBIC, LANCZOS = Filter(2, _triangle), Filter(4, _cubic), Filter(6, _l
 
 
 def antialiased(rows: int, positions: int, scale: float, kind: Filter) -> Band:
-    """The band of the backward of antialiased interpolation: a position was computed from the rows under its filter.
+    """Returns the `Band` for the backward of antialiased interpolation, from output elements to input elements.
+
+    Each output element was computed from the input elements under its filter.
 
     Args:
-        rows: the number of input elements.
-        positions: the number of output elements.
-        scale: rows per position.
+        rows: the number of input elements of the forward.
+        positions: the number of its output elements.
+        scale: the input elements per output element.
         kind: the filter.
     """
     support, inverse = kind.width / 2 * max(scale, 1.0), 1 / max(scale, 1.0)

@@ -17,21 +17,23 @@ log = logging.getLogger("dash_inductor")
 
 
 def has_failed(rewrite: str, node: Node) -> bool:
-    """Returns whether a previous run of the pass did not replace the operator because of an error."""
+    """Returns whether an earlier run of the pass named `rewrite` left the operator in the graph because of an error."""
     return _mark(rewrite) in node.meta
 
 
 def replaced(
     rewrite: str, node: Node, facts: Mapping[str, object], detail: str, make: Callable[[Emitter], Mapping[Node, Node]]
 ) -> Record:
-    """Replaces the results of one operator; returns its record.
+    """Replaces the results of one operator in its graph, and returns its record.
+
+    If `make` raises, the operator stays in the graph, and the record contains the error.
 
     Args:
         rewrite: the name of the pass.
         node: the operator.
-        facts: the facts of the record.
+        facts: further entries of the record, such as shapes.
         detail: the replacement in words, for the record.
-        make: emits the new nodes, and returns a mapping from replaced results to new nodes.
+        make: emits the new nodes, and returns a mapping from the replaced nodes to the new ones.
     """
     emitter, error = Emitter(node.graph), ""
     line, module = model_line([node, *node.users])

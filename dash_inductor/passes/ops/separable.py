@@ -1,4 +1,4 @@
-"""Recognises sums by index that are separable, as in backwards of `interpolate`.
+"""Recognises sums by index that are separable: tensor products of one-dimensional maps, as in `interpolate`'s backward.
 
 The decomposition of `interpolate` reads an image at several indices and adds the values with weights, each of which
 depends on the position in one dimension.  Its backward multiplies a gradient by the same weights, adds and subtracts
@@ -44,11 +44,11 @@ Part = tuple[Node, Factors]
 
 @dataclass(frozen=True)
 class Dimension:
-    """The map of one dimension, a sum of parts.
+    """The linear map that a separable sum by index applies along one dimension.
 
     Attributes:
-        band: the banded matrix of the map, as a function of the tensors of `nodes`.
-        nodes: the indices and weights.
+        band: the banded matrix of the map; its weights are computed from the tensors of `nodes`.
+        nodes: the nodes of the indices and weights.
     """
 
     band: Band
@@ -60,8 +60,8 @@ class Map:
     """The separable linear map that one or several sums by index apply to a tensor.
 
     Attributes:
-        source: the tensor, [batch..., positions of each dimension, columns...].
-        batch: the number of its leading dimensions before those of positions.
+        source: the node of the tensor, [batch..., positions of each dimension, columns...].
+        batch: the number of the tensor's leading batch dimensions.
         dimensions: the map of each dimension.
         read: all indices and weights of the sums, including duplicates that compute the same values.
     """
@@ -73,7 +73,11 @@ class Map:
 
 
 def read_map(puts: Sequence[Sum]) -> Map | None:
-    """The map of several sums of equal shape that are added together; None if it is not separable."""
+    """Returns the linear map that sums by index compute together; None if it is not separable.
+
+    Args:
+        puts: sums of equal shape whose results are added.
+    """
     source, terms, alike, read = None, Counter[tuple[Part, ...]](), Alike(), list[Node]()
     for put in puts:
         of, polynomial = linear_in(put)
@@ -97,10 +101,10 @@ def read_map(puts: Sequence[Sum]) -> Map | None:
 
 
 def linear_in(put: Sum) -> tuple[Node, Polynomial]:
-    """Returns (source, weights) such that ``source * weights`` are the values that `put` adds by index.
+    """Returns (source, weights) such that ``source * weights`` are the values that the sum `put` adds by index.
 
-    The weights are a polynomial: products of weight nodes, each mapped to its coefficient.  If the values
-    are not such a product, it is (the values, one).
+    The weights are a polynomial: a mapping from products of weight nodes to integer coefficients.  If the values are
+    not found to be such a product, the source is the node of the values, and the polynomial is 1.
     """
     return _linear(put.values, put, {}, 0)
 
@@ -171,14 +175,14 @@ def _parts(put: Sum, polynomial: Polynomial, alike: Alike) -> Mapping[tuple[Part
 
 
 class Alike:
-    """Identifies nodes that compute the same values; PyTorch's own common subexpression elimination comes later."""
+    """Finds nodes that compute the same values, which PyTorch merges later (common subexpression elimination)."""
 
     def __init__(self) -> None:
         self._first: dict[object, Node] = {}
         self._known: dict[Node, Node] = {}
 
     def node(self, node: Node) -> Node:
-        """The representative of all queried nodes that compute the same values: the first of them."""
+        """Returns the first node, of all that were passed to this method, that computes the same values as `node`."""
         for each in _behind(node, self._known):
             self._known[each] = self._read(each)
         return self._known[node]
@@ -213,10 +217,13 @@ def _behind(node: Node, known: Mapping[Node, Node]) -> list[Node]:
 
 
 def factorized(terms: Mapping[tuple[Part, ...], int]) -> list[Mapping[Part, int]] | None:
-    """Factorizes a sum of tensor products into one sum per dimension; None if that is not possible.
+    """Factorizes a sum of tensor products into a single tensor product; None if that is not possible.
 
     Args:
-        terms: the coefficients of the products, not 0.
+        terms: the products, each with one part (one-dimensional map) per dimension, and their coefficients, not 0.
+
+    Returns:
+        For each dimension, the parts whose sum is its factor, with their coefficients.
     """
     if not terms:
         return None
@@ -288,7 +295,11 @@ def _matrix(*tensors: Tensor, rows: int, parts: Sequence[tuple[int, Sequence[int
 
 
 def together(puts: Mapping[Node, Sum]) -> list[list[Node]]:
-    """Groups sums by index that have the same source and shape and are added together, possibly with other tensors."""
+    """Groups the nodes of sums by index that have the same source and shape and whose results are added.
+
+    Args:
+        puts: the nodes, with the sums that they compute.  Other tensors may be added to the results, too.
+    """
     groups: dict[object, list[Node]] = {}
     for node, put in puts.items():
         total = node
@@ -299,7 +310,7 @@ def together(puts: Mapping[Node, Sum]) -> list[list[Node]]:
 
 
 def adds_up(node: Node) -> Node | None:
-    """The only reader of a node, if that adds another tensor of the same shape and dtype; else None."""
+    """Returns the only reader of a node, if it adds another tensor of the same shape and dtype to it; else None."""
     (user,) = node.users if len(node.users) == 1 else (None,)
     if user is None or user.target is not aten.add.Tensor or user.kwargs or len(user.all_input_nodes) != 2:
         return None

@@ -42,7 +42,10 @@ as long as ATen's kernels."""
 
 @dataclass(frozen=True)
 class SmallScatterRewrite:
-    """The pass that replaces scatters of at most `MOST` elements per line into a constant tensor, on CUDA."""
+    """The pass that replaces scatters into a constant tensor by sums of a few terms, on CUDA.
+
+    A scatter is replaced if it writes at most `MOST` elements to each 1-D slice along its dimension.
+    """
 
     name: ClassVar[str] = "small_scatter"
 
@@ -54,15 +57,15 @@ class SmallScatterRewrite:
         return [Result(record) for record in records if record is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the scatter runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's scatter runs, which is deterministic, too."""
         return []
 
 
 def pays(count: int, elements: int | None, written: bool = False) -> bool:
-    """Returns whether the terms take less time than a scatter.
+    """Returns whether a sum of `count` terms for each element of the result takes less time than a scatter.
 
     Args:
-        count: the number of indices per line.
+        count: the number of indices for each 1-D slice along the dimension of the scatter.
         elements: the number of elements of the result; None if it is dynamic.
         written: whether the result is an output of the graph.
     """
@@ -121,7 +124,7 @@ def _all_differ(indices: Node) -> bool:
 
 
 def count_of(scatter: Scatter) -> int | None:
-    """Returns the number of indices per line; None if it is dynamic."""
+    """Returns how many indices a scatter has for each 1-D slice along its dimension; None if that is dynamic."""
     shape = scatter.indices.meta["val"].shape
     if not scatter.by_rows:
         return sizes.static(shape[scatter.dim])
@@ -149,16 +152,20 @@ def sums(
     checks: bool,
     wraps: bool,
 ) -> Tensor:
-    """Returns the result of a scatter into a tensor like `base`, filled with `fill`.
+    """Returns the result of a scatter into a tensor filled with `fill`, computed as a sum of `count` terms per element.
 
     Args:
         base: a tensor with the shape and dtype of the result.
-        indices, values, dim, by_rows, lines, wraps: as in `Scatter`; values are None if `number` is given.
-        count: the number of indices per line.
-        fill: the constant of the tensor.
-        number: one value for all indices.
+        indices, values: the indices and the values for them, see `Scatter`; values are None if `number` is given.
+        dim: the dimension along which indices count.
+        by_rows: whether each index selects a whole slice; else it selects one element.
+        lines: a dimension with separate indices for each of its elements, or None, see `Scatter`.
+        count: the number of indices for each 1-D slice along `dim`.
+        fill: the number with which the tensor is filled.
+        number: the value for all indices if `values` is None; else None.
         adds: whether values with equal indices are added to `fill`, which is 0; else the last one replaces it.
-        checks: whether indices may be out of bounds.
+        checks: whether indices may be out of bounds, and are checked by a device-side assertion.
+        wraps: whether negative indices count from the end.
     """
     positions = torch.arange(base.shape[dim], dtype=torch.int64, device=base.device)
     positions_along = positions.view([-1] + [1] * (base.dim() - dim - 1))

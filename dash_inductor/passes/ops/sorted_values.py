@@ -33,8 +33,9 @@ DEVICES = ("cuda",)
 
 @dataclass(frozen=True)
 class SortedValuesRewrite:
-    """The pass that replaces `median` and `nanmedian` with a dimension, `kthvalue`, and `histc` with bounds,
-    on CUDA.
+    """The pass that computes medians along a dimension, k-th values, and histograms with bounds by a sort, on CUDA.
+
+    It replaces `median.dim`, `nanmedian.dim`, `kthvalue` and `histc`.
     """
 
     name: ClassVar[str] = "sorted_values"
@@ -47,12 +48,15 @@ class SortedValuesRewrite:
         return [Result(_rewritten(node)) for node in found if takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the operator raises PyTorch's error at run time."""
+        """Returns no fallback records: without this pass, PyTorch's operator raises its own error at run time."""
         return []
 
 
 def takes_sort(node: Node) -> bool:
-    """Returns whether an operator is supported: lines have static length, or `histc` has two bounds."""
+    """Returns whether an operator that the pass knows can be replaced.
+
+    Its tensor must be on CUDA.  `histc` must have bounds; the others must select along a dimension of static size.
+    """
     args = bind(node)
     given = args["self"].meta["val"]
     if given.device.type not in DEVICES or given.dtype not in NUMBERS:
@@ -90,13 +94,14 @@ in the sorted line, int64 [..., 1]; None if the program gives the position."""
 
 
 def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int) -> Tensor:
-    """The indices of the elements that an operator of `_PLACES` selects, int64, with `dim` kept.
+    """Returns the indices along `dim` of the elements that a median or `kthvalue` selects, int64, with `dim` of size 1.
 
     Args:
         x: the operand.
-        dim: the dimension of lines.
-        place: a function from `_PLACES`, or None.
-        k: the position in the sorted line, from 1, if `place` is None.
+        dim: the dimension along which elements are sorted and one is selected.
+        place: a function from 1-D slices [..., length] to the position of the selected element in the sorted slice,
+            int64 [..., 1]; None for `kthvalue`.
+        k: for `kthvalue`, the position in the sorted slice, from 1.
     """
     line = x.movedim(dim, -1)
     order = line.sort(dim=-1, stable=True).indices
@@ -105,9 +110,9 @@ def chosen(x: Tensor, dim: int, place: Callable[[Tensor], Tensor] | None, k: int
 
 
 def histogram(x: Tensor, bins: int, low: float, high: float) -> Tensor:
-    """The histogram of `x` with `bins` equal bins from `low` to `high` (inclusive): counts [bins] in the dtype of `x`.
+    """Computes by a sort the histogram of `x` with `bins` equal bins from `low` to `high` (inclusive).
 
-    Elements are assigned to bins as by PyTorch's kernels.
+    The result has the counts, [bins], in the dtype of `x`.  Elements are assigned to bins as by PyTorch's kernels.
     """
     at = x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
     part = ((at - low) * bins / (high - low)).clamp(0, bins - 1).to(torch.int32)

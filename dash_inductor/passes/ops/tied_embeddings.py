@@ -33,7 +33,7 @@ LEAST = 1 << 22
 
 @dataclass(frozen=True)
 class TiedEmbeddingsRewrite:
-    """The pass that replaces the addition of the two gradients of a table, on CUDA."""
+    """The pass that replaces the addition of the two gradients of a tied weight (embedding and logits), on CUDA."""
 
     name: ClassVar[str] = "tied_embeddings"
 
@@ -50,14 +50,14 @@ class TiedEmbeddingsRewrite:
         return results
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's kernels run, which are deterministic, too."""
         return []
 
 
 def read(node: Node) -> Sum | None:
-    """Returns the `Sum` that can replace `node`, an addition of an embedding's gradient to another gradient.
+    """Returns the `Sum` (sum by index) that can replace `node`, an addition of an embedding's gradient to another one.
 
-    Returns None if `node` is not such an addition, or if its sizes are outside of the range for which it is
+    Returns None if `node` is no addition of this kind, or if its sizes are outside of the range for which it is
     replaced (`pays`).
     """
     args = bind(node)

@@ -1,8 +1,9 @@
-"""Proves facts about the integers in a tensor: their bounds, their multiplicities, and which permutation they are.
+"""Proves facts about the integers in a tensor from the graph: their bounds, and how often each of them occurs.
 
-Nothing is sampled.  A rule (`integer_rules.RULES`) derives facts about an operator's result from facts about its
-inputs, and returns None if nothing holds for all inputs of the program.  Proofs start at operators whose results are
-positions by definition: `sort`, `topk`, `arange`, `randperm`.
+It also proves that they are a permutation, or derive from one.  No values are looked at.  A rule
+(`integer_rules.RULES`) derives facts about an operator's result from facts about its inputs, and returns None if
+nothing holds for all inputs of the program.  Proofs start at operators whose results are positions by definition:
+`sort`, `topk`, `arange`, `randperm`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_TIMES = 1 << 31
 
 
 def values_of(node: Any) -> Known:
-    """The facts that the graph proves about the integers of a node; None if there are none."""
+    """Returns what the graph proves about the integers in a node's tensor, as `Values`; None if it proves nothing."""
     return _facts(node).get(node)
 
 
@@ -61,7 +62,7 @@ def _has_rule(node: Any) -> bool:
 
 
 def distinct_along(node: Node, dim: int) -> bool:
-    """Whether the integers in each line along a dimension are distinct."""
+    """Returns whether the integers in each 1-D slice of a node's tensor along `dim` are proved to be distinct."""
     facts = _facts(node)
     while True:
         value: Tensor = node.meta["val"]
@@ -89,12 +90,14 @@ _LINES = frozenset(f"aten::{name}" for name in ("alias", "clone", "contiguous", 
 
 @dataclass(frozen=True)
 class Lists:
-    """Indices that hit each of `rows` rows exactly `times` times.
+    """A list of row indices in which each row occurs equally often, described by a permutation `order`.
+
+    Index i of the list is ``order[i] // times`` or, if `strided`, ``order[i] % rows``.
 
     Attributes:
-        order: the node of a permutation; None for 0, 1, 2, ...
-        times: the multiplicity; index i is order[i] // times or, if `strided`, order[i] % rows.
-        strided: which of these two forms applies.
+        order: the node of the permutation; None for 0, 1, 2, ...
+        times: how often each row occurs.
+        strided: which of the two forms the indices have.
     """
 
     order: Node | None
@@ -103,9 +106,13 @@ class Lists:
 
 
 def lists_of(node: Node, rows: Dim) -> Lists | None:
-    """Indices, in row-major order, as a permutation that hits each row equally often; None if that is not proved.
+    """Describes indices, in row-major order, by a permutation, if each row provably occurs equally often; else None.
 
-    If the number of rows is dynamic, a guard ensures that it is the one that the permutation hits.
+    If the number of rows is dynamic, a guard ensures that the indices select all rows.
+
+    Args:
+        node: the node of the indices.
+        rows: the number of rows.
     """
     node = source(node)
     count = node.meta["val"].numel()
@@ -168,5 +175,5 @@ def _repeated(node: Node, rows: Dim) -> int | None:
 
 
 def inverted(node: Node) -> Node | None:
-    """The permutation whose inverse a node is; None if that is not proved."""
+    """Returns the node of the permutation whose inverse `node` is proved to compute; None if there is no proof."""
     return inverse_of(source(node), values_of)

@@ -44,7 +44,7 @@ DEVICES = ("cuda",)
 
 @dataclass(frozen=True)
 class UnrolledReductionsRewrite:
-    """The pass that unrolls sums over one short dimension with other dimensions after it, on CUDA."""
+    """The pass that unrolls sums over one dimension of 8 to 16 elements that is not the innermost one, on CUDA."""
 
     name: ClassVar[str] = "unrolled_reductions"
 
@@ -56,12 +56,12 @@ class UnrolledReductionsRewrite:
         return [Result(_rewritten(node, dim)) for node in found if (dim := summed(node)) is not None]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the sum runs PyTorch's kernel, which is deterministic."""
+        """Returns no fallback records: without this pass, PyTorch's kernels run, which are deterministic, too."""
         return []
 
 
 def summed(node: Node) -> int | None:
-    """Returns the dimension that a node sums, if unrolled additions are faster; else None."""
+    """Returns the dimension, at least 0, along which a node sums if unrolled additions are faster; else None."""
     args, value = bind(node), node.meta.get("val")
     if (
         not isinstance(value, Tensor)

@@ -24,7 +24,7 @@ _RECORDED = "dash_inductor_recorded"  # in node.meta, because the pass may see t
 
 @dataclass(frozen=True)
 class UserKernelsRewrite:
-    """The pass that records launches of autotuned kernels; it does not change the graph."""
+    """The pass that records launches of the program's autotuned Triton kernels; it does not change the graph."""
 
     name: ClassVar[str] = "user_kernels"
 
@@ -35,7 +35,7 @@ class UserKernelsRewrite:
         return [Result(_recorded(node)) for node in graph.nodes if is_launch(node) and _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns an empty list.  Without this pass, the first configuration runs as well, but no record names it."""
+        """Returns no fallback records: without this pass, the first fitting configuration runs, too, but unrecorded."""
         return []
 
 

@@ -31,19 +31,19 @@ _SUMS = (aten.sum.dim_IntList, aten.mean.dim)
 
 
 class NotWider(Exception):
-    """Raised for a tensor that cannot be computed with padded columns."""
+    """Raised if a tensor cannot be computed with padded columns; it must be copied instead."""
 
 
 class Wider:
-    """Computes tensors of `width` columns followed by zeros, up to `padded` columns.
+    """Emits nodes that compute tensors of `width` columns padded with zeros to `padded` columns.
 
     Args:
         emitter: adds the nodes.
         width, padded: the numbers of columns without and with padding.
-        known: known padded tensors, by the tensors that they pad.
-        is_padded: returns whether a node is a product with padded columns.
+        known: the padded tensors that the graph already has, by the tensors that they pad.
+        is_padded: returns whether a node is a matmul with padded columns.
         before: the node before which nodes are added.
-        like: the node whose metadata they get.
+        like: the node whose metadata the new nodes get.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Wider:
         self._known, self._found = known, dict(known)
 
     def with_zeros(self, node: Node) -> Node:
-        """Emits the padded tensor.
+        """Emits nodes that compute a tensor with padded columns, which are zeros; returns the last of them.
 
         Raises:
-            NotWider: it cannot be computed that way, or none of its sources is a padded product.
+            NotWider: the tensor cannot be computed that way, or no padded matmul or tensor is read for it.
         """
         if not _is_pointwise(_behind_views(node)):
             raise NotWider
@@ -166,8 +166,8 @@ def read_padded(emitter: Emitter, narrow: Node, padded: Node, chain: Set[Node]) 
     Args:
         emitter: adds the nodes.
         narrow: the tensor.
-        padded: its padded version.
-        chain: the nodes that compute the padded version.
+        padded: its padded version, of which the readers get a slice.
+        chain: the nodes that compute the padded version; these keep reading `narrow`.
     """
     readers = [user for user in narrow.users if user not in chain and (_is_pointwise(user) or user.target in _SUMS)]
     if not readers:

@@ -1,4 +1,4 @@
-"""Inductor's lowerings of the operators in `passes.ops`.  `register()` is idempotent and imports Inductor."""
+"""Lowerings, for Inductor, of the operators that `passes.ops.operators` defines.  `register()` imports Inductor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def register() -> None:
-    """Registers lowerings of the operators to generated code, or to calls of their kernels."""
+    """Registers all lowerings in this folder with Inductor, unless an earlier call did so."""
     from . import banded_matmul, distinct, index_sums, unrolled_reductions
 
     banded_matmul.register()

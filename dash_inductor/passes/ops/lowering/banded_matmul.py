@@ -1,4 +1,4 @@
-"""Lowers `band_sum` to a pointwise kernel for few terms, or to a reduction for many.
+"""Lowers `band_sum`, a product with banded matrices, to a pointwise kernel for few terms, or a reduction for many.
 
 The kernel computes its operands where it reads them.  If the sum consisted of several graph operators, Inductor would
 write the operands, and the several times larger products, to memory as soon as they exceeded its limits of reads or
@@ -20,7 +20,7 @@ from ..operators.unrolled_reductions import MOST
 
 
 def register() -> None:
-    """Registers the lowering of `band_sum`."""
+    """Registers this module's lowering of `dash_inductor::band_sum` with Inductor."""
     register_lowering(band_sum, type_promotion_kind=None)(_sum)
 
 

@@ -1,4 +1,4 @@
-"""Lowers `put_distinct` to a scatter kernel that can also compute the values that it writes.
+"""Lowers `put_distinct`, a scatter by distinct indices, to a kernel that can also compute the values that it writes.
 
 Under deterministic algorithms Inductor calls ATen for scatters by index tensors, which sorts the indices.  Its lowering
 of `scatter_reduce_` without a reduction does not check for deterministic algorithms, and generates a plain store.
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def register() -> None:
-    """Registers the lowering of `put_distinct`."""
+    """Registers this module's lowering of `dash_inductor::put_distinct` with Inductor."""
     register_lowering(put_distinct, type_promotion_kind=None)(_put)
 
 

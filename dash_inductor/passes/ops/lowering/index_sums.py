@@ -1,4 +1,4 @@
-"""Lowers `index_sums` to a call of the operator's implementation."""
+"""Lowers `index_sums`, segment sums by sorted keys, to a call of the operator's implementation."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ..operators.index_sums import index_sums
 
 
 def register() -> None:
-    """Registers the lowering of `index_sums`."""
+    """Registers this module's lowering of `dash_inductor::index_sums` with Inductor."""
     register_lowering(index_sums, type_promotion_kind=None)(partial(operator_call, index_sums))

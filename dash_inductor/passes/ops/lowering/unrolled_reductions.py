@@ -1,5 +1,6 @@
-"""Lowers `short_sum` to a pointwise kernel with unrolled additions, as Inductor does for reductions of fewer than eight
-terms.
+"""Lowers `short_sum`, a sum over a short dimension, to a pointwise kernel with unrolled additions.
+
+Inductor itself does so for reductions of fewer than eight terms.
 
 Separate additions in the graph would not have this effect: Inductor writes an intermediate result to memory once it has
 read eight tensors.
@@ -17,7 +18,7 @@ from ..operators.unrolled_reductions import short_sum
 
 
 def register() -> None:
-    """Registers the lowering of `short_sum`."""
+    """Registers this module's lowering of `dash_inductor::short_sum` with Inductor."""
     register_lowering(short_sum, type_promotion_kind=None)(_sum)
 
 

@@ -6,9 +6,9 @@
     size: the size of the result along `dim`; its other sizes are those of `values`.
     rest: the value of all elements without an index; None if every element has one.
 
-Along `dim`, element ``indices[i]`` of the result is ``values[i]``.  The caller has proved that the indices of a line
-are distinct and from 0 to size - 1, and, if `rest` is None, that they cover every element.  So the order of writes does
-not matter, and Inductor generates a scatter without a sort (`lowering.distinct`).
+Along `dim`, element ``indices[i]`` of the result is ``values[i]``.  The caller has proved that the indices in each 1-D
+slice along `dim` are distinct and from 0 to size - 1, and, if `rest` is None, that they cover every element.  So the
+order of writes does not matter, and Inductor generates a scatter without a sort (`lowering.distinct`).
 
 Importing this module imports torch and defines the operator.
 """

@@ -34,11 +34,11 @@ MOST = 2**31 - 2**11
 
 
 def check_sizes(rows: int, values: Tensor, keys: Tensor) -> None:
-    """Checks sizes against the limits of the kernels.
+    """Checks that the sizes of a segment sum fit into the kernels' 32-bit indices.
 
     Args:
         rows: the number of rows of the result.
-        values: [batch, n, columns].
+        values: [batch, m, columns].
         keys: [n].
 
     Raises:

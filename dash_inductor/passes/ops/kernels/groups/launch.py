@@ -1,4 +1,4 @@
-"""Launches `device.behind`, which fills the part that a grouped matmul leaves unwritten with NaN."""
+"""Launches `device.behind`, which writes NaN to the part of a grouped matmul's result that ATen leaves unwritten."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ PROGRAMS, BLOCK = 512, 1024
 
 
 def fill_behind(out: Tensor, offsets: Tensor, dim: int) -> None:
-    """Fills `out` with NaN from the last offset on.
+    """Fills the rows (or columns) of a grouped matmul's result from the last group's end on with NaN, in place.
 
     Args:
         out: [rows, columns], floating point, with a contiguous last dimension.
-        offsets: integers [groups] on the same device, ascending; if empty, all of `out` is filled.
+        offsets: integers [groups] on the same device, ascending: the end of each group; if empty, all of `out` is
+            filled.
         dim: the dimension to which offsets refer, 0 or 1.
     """
     if not out.numel():

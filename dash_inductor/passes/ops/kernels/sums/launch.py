@@ -1,4 +1,4 @@
-"""Launches the kernels of `device.segments`, which sum the rows of a tensor by sorted keys."""
+"""Launches the segment sum kernels of `device.segments`, which add the rows of a tensor that have the same key."""
 
 from __future__ import annotations
 
@@ -21,17 +21,26 @@ WALKED, COLUMNS = 64, 128
 
 
 def is_walked(columns: int) -> bool:
-    """Whether rows with this number of columns are summed by walks; this influences bits."""
+    """Returns whether `walk_segments` sums rows of this many columns; else `scan_segments` does.
+
+    The results of the two can differ in their last bits.
+    """
     return columns > NARROW
 
 
 def chunk_of(columns: int) -> int:
-    """The number of entries that a program sums, for this number of columns; it influences bits."""
+    """Returns how many list entries a program sums if rows have this many columns.
+
+    The order of additions, and so the bits of results, depend on this number.
+    """
     return WALKED if is_walked(columns) else min(ELEMENTS // _wide(columns), ENTRIES)
 
 
 def tile_of(columns: int) -> int:
-    """The number of columns that a program sums; for walks it does not influence bits."""
+    """Returns how many columns a program sums if rows have this many columns.
+
+    For `walk_segments`, the bits of results do not depend on it.
+    """
     return min(_wide(columns), COLUMNS) if is_walked(columns) else _wide(columns)
 
 
@@ -40,7 +49,12 @@ def _wide(columns: int) -> int:
 
 
 def levels(count: int, chunk: int) -> list[int]:
-    """The lengths of the lists that are summed one after another, beginning with `count`."""
+    """Returns the lengths of the lists that are summed by one launch each: `count`, then those of the chunks' parts.
+
+    Args:
+        count: the number of entries.
+        chunk: the number of entries that a program sums.
+    """
     found = [count]
     while found[-1] > chunk:
         found.append(2 * -(-found[-1] // chunk))
@@ -48,7 +62,7 @@ def levels(count: int, chunk: int) -> list[int]:
 
 
 def add_segments(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows: int) -> Tensor:
-    """Returns, for each row, the sum of the values with its key plus `base`: [batch, rows, columns], contiguous.
+    """Returns, for each row, `base` plus the sum of the values with its key: contiguous [batch, rows, columns].
 
     Args:
         base: [batch, rows, columns] with the dtype of `values`, or None for zeros.
@@ -82,7 +96,13 @@ def _sums(base: Tensor | None, values: Tensor, keys: Tensor, order: Tensor, rows
 
 
 def into(base: Tensor | None, values: Tensor, rows: int) -> Tensor:
-    """Allocates the result, [batch, rows, columns], contiguous: a copy of `base`, or zeros."""
+    """Allocates the initial result of a segment sum, contiguous [batch, rows, columns]: a copy of `base`, or zeros.
+
+    Args:
+        base: [batch, rows, columns], or None for zeros.
+        values: [batch, m, columns]; the result has its dtype and device.
+        rows: the number of rows.
+    """
     if values.is_cuda and current_device() != values.device.index:  # Triton uses the current device
         with torch.cuda.device(values.device):
             return into(base, values, rows)
@@ -122,8 +142,13 @@ def _add(notes: Notes, values: Tensor, keys: Tensor, order: Tensor, out: Tensor,
 
 
 def new(notes: Notes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocates an uninitialized contiguous tensor, without PyTorch's NaN fill, on the current CUDA device or
-    the CPU.
+    """Allocates a contiguous tensor without initializing it, not even by PyTorch's deterministic NaN fill.
+
+    Args:
+        notes: records the allocation, so that the launches can be repeated.
+        shape: the shape.
+        dtype: the dtype.
+        device: the CPU or the current CUDA device.
     """
     if device.type != "cuda":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Launches the kernels of `device.one_hot_matmul`, which sum to few rows by unsorted keys."""
+"""Launches the kernels of `device.one_hot_matmul`, which add values to few rows by unsorted keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP, BLOCK = 64, 512
 
 
 def add_few(base: Tensor | None, values: Tensor, keys: Tensor, rows: int) -> Tensor:
-    """Returns, for each row, the sum of the values with its key plus `base`: [batch, rows, columns], contiguous.
+    """Returns, for each row, `base` plus the sum of the values with its key: contiguous [batch, rows, columns].
 
     Args:
         base: [batch, rows, columns] with the dtype of `values`, or None for zeros.

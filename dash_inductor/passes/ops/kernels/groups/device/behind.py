@@ -1,4 +1,4 @@
-"""Fills the part of a grouped matmul's result after its last offset, which it leaves unwritten, with NaN."""
+"""Writes NaN to the part of a grouped matmul's result after the last group, which the matmul leaves unwritten."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,9 @@ import triton.language as tl
 def fill_behind(
     OUT, OFFSETS, out_rows, groups, rows, columns, DIM: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """PROGRAMS programs, which fill rows in turn; if there is nothing to fill, each only reads one number.
+    """Fills a matrix from the last offset on with NaN.
+
+    PROGRAMS programs fill rows in turn; if there is nothing to fill, each only reads one number.
 
     OUT: [rows, columns], with `out_rows` elements between rows.  OFFSETS: integers [groups], ascending; everything from
     the last one on along DIM is filled.

@@ -14,7 +14,9 @@ def sum_chunks(
     VALUES, KEYS, PARTS, values_b, values_n, values_c, count, chunks, rows, columns,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per batch element, COLUMNS columns and CHUNK entries; chunks are adjacent in the grid.
+    """Sums the values of a chunk by key, by a matmul with the one-hot matrix of the keys.
+
+    One program per batch element, COLUMNS columns and CHUNK entries; chunks are adjacent in the grid.
 
     VALUES: [batch, count, columns] with its strides, of 16 or 32 bits.  KEYS: integers [count]; entries with the key
     `rows`, which is at most ROWS, are skipped and not read.  PARTS: fp32 [batch, chunks, rows, columns].
@@ -65,7 +67,7 @@ def sum_chunks(
 def add_parts(
     PARTS, OUT, count, groups, size, GROUP: tl.constexpr, BLOCK: tl.constexpr, HAS_BASE: tl.constexpr
 ):  # fmt: skip
-    """One program per batch element, BLOCK elements and GROUP parts, which are added in order.
+    """Adds the parts of chunks, in order; one program per batch element, BLOCK elements and group of GROUP parts.
 
     PARTS: fp32 [batch, count, size].  OUT: [batch, groups, size], to which sums are added if HAS_BASE.
     """

@@ -26,7 +26,9 @@ def scan_segments(
     VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are adjacent in the grid.
+    """Sums the segments of a chunk of the list by a scan, for narrow rows.
+
+    One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are adjacent in the grid.
 
     VALUES: [batch, limit, columns] with its strides.  KEYS: integers [count], sorted; entries with the key `rows` are
     skipped.  ORDER: integers [count], the row of VALUES of each entry, if HAS_ORDER; else an entry has its own row.
@@ -124,9 +126,10 @@ def walk_segments(
     VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp, per batch element, COLUMNS columns and CHUNK entries (a multiple of eight).
+    """Sums the segments of a chunk of the list by a walk from entry to entry, for wide rows.
 
-    The arguments are those of `scan_segments`.  The parts are the same except for the order of additions.
+    One program, of one warp, per batch element, COLUMNS columns and CHUNK entries (a multiple of eight).  The arguments
+    are those of `scan_segments`; the results are the same except for the order of additions.
     """
     program = tl.program_id(0)
     chunk, other = program % chunks, program // chunks
