@@ -50,7 +50,8 @@ class GridSampleRewrite:
         return [
             Result(_rewritten(node))
             for node in found
-            if not replaced_operators.has_failed(GridSampleRewrite.name, node)
+            if node.users
+            and not replaced_operators.has_failed(GridSampleRewrite.name, node)
             and is_ours(bind(node)["grad_output"].meta["val"].device)
         ]
 

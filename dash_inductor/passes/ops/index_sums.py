@@ -260,13 +260,22 @@ def _add(node: Node) -> Sum | None:
     return Sum(base, source, Index((index,), shape[dim : dim + 1], wraps=True), shape, dim, 1)
 
 
+def padding_of(args: Mapping[str, Any]) -> int | None:
+    """Returns the index whose gradient an embedding's backward leaves out, from its arguments; None if there is none.
+
+    PyTorch's operator takes any negative number as "none".
+    """
+    padding: int = args["padding_idx"]
+    return padding if padding >= 0 else None
+
+
 def _embedding(node: Node) -> Sum | None:
     """Describes the gradient of a small embedding table; None for other tables."""
     args = bind(node)
     rows, indices, gradient = args["num_weights"], args["indices"], args["grad_output"]
     if not isinstance(rows, int) or not FEW < rows <= EMBEDDED_ROWS or args["scale_grad_by_freq"]:
         return None
-    index = Index((indices,), (rows,), left_out=args["padding_idx"] if args["padding_idx"] >= 0 else None)
+    index = Index((indices,), (rows,), left_out=padding_of(args))
     return Sum(None, gradient, index, (rows, _sizes(gradient)[-1]), 0, 1)
 
 

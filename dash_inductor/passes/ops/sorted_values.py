@@ -45,7 +45,7 @@ class SortedValuesRewrite:
 
     def apply(self, graph: Graph) -> Sequence[Result]:
         found = [node for node in graph.nodes if node.target in _PLACES or node.target is aten.histc.default]
-        return [Result(_rewritten(node)) for node in found if takes_sort(node)]
+        return [Result(_rewritten(node)) for node in found if node.users and takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
         """Returns no fallback records: without this pass, PyTorch's operator raises its own error at run time."""

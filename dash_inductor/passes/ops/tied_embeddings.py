@@ -23,7 +23,7 @@ from ...graph.nodes import bind
 from ...records.records import Record
 from ..base.rewrite import Result
 from .embeddings import OPERATOR
-from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, pays, replace
+from .index_sums import EMBEDDED_ROWS, FAILED, Index, Sum, is_sum, padding_of, pays, replace
 
 aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ def _read(node: Node, embedded: Node, other: Node) -> Sum | None:
     columns = sizes.static(table.shape[1])
     if columns is None or rows * columns < LEAST or not sizes.same_all(other.meta["val"].shape, table.shape):
         return None
-    index = Index((given["indices"],), (rows,), left_out=given["padding_idx"])
+    index = Index((given["indices"],), (rows,), left_out=padding_of(given))
     found = Sum(other, gradient, index, (rows, columns), 0, 1)
     return found if pays(found) else None
 

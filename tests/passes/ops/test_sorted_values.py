@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dash_inductor.passes.ops import sorted_values
+from dash_inductor.passes.ops.sorted_values import SortedValuesRewrite
 from dash_inductor.records.records import all_records, clear_sites
 
-from ...support.graphs import capture
+from ...support.graphs import capture, trace
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -62,6 +63,18 @@ def test_elements(name: str, dtype: torch.dtype) -> None:
         if name == "kthvalue":
             assert torch.equal(at, x.sort(dim=dim, stable=True).indices.narrow(dim, 2, 1))
         assert rewritten() == [f"aten::{name}"]
+
+
+def test_a_dead_operator_stays() -> None:
+    """Nothing is replaced and recorded where nobody reads the results."""
+    module = trace(lambda x: torch.median(x, 1), lambda: [torch.empty(3, 8)])
+    (node,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.median.dim)
+    (output,) = module.graph.find_nodes(op="output")
+    output.args = ((),)
+    for user in list(node.users):
+        module.graph.erase_node(user)
+    assert SortedValuesRewrite().apply(module.graph) == []
+    assert node in module.graph.nodes
 
 
 def test_gradients() -> None:

@@ -49,6 +49,8 @@ def test_values(dtype: torch.dtype, first: bool, padding: int) -> None:
     module.recompile()
     targets = [node.target for node in module.graph.nodes]
     assert index_sums in targets
+    compared = [node.args[1] for node in module.graph.nodes if node.target is torch.ops.aten.eq.Scalar]
+    assert compared == ([7] if padding == 7 else []), "only a padding index is left out"
     assert torch.ops.aten.embedding_dense_backward.default not in targets
     wide = [tensor.double() if tensor.dtype.is_floating_point else tensor for tensor in given]
     torch.testing.assert_close(
