@@ -84,8 +84,8 @@ test-models: $(READY) .programs/.ready
 
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.
 model-table: $(READY) .programs/.ready
-	$(PYTHON) -m tests.support.model_versions $(if $(ONLY),--only $(ONLY))
-	$(if $(ONLY),,$(PYTHON) -m tests.support.programs)
+	$(PYTHON) -m tests.models.versions $(if $(ONLY),--only $(ONLY))
+	$(if $(ONLY),,$(PYTHON) -m tests.models.programs)
 	$(PYTHON) tools/model_tables.py
 
 # Packages whose models are compiled, beside the torch of the environment.

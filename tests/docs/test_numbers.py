@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ..support import measured
 from ..support.distribution import ROOT
-from ..support.measured import Source, blocks, found_in, path_of, problems, rows
+from . import measured
+from .measured import Source, blocks, found_in, path_of, problems, rows
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "guard/docs").glob("*.md"))]
 
@@ -23,7 +23,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_measured_numbers_are_those_of_a_results_file(page: Path) -> None:
-    """If this fails, name the results file of a number in a comment (`tests/support/measured.py` says how), move the
+    """If this fails, name the results file of a number in a comment (`tests/docs/measured.py` says how), move the
     number to the log, or say in a comment that it is no measurement."""
     assert not list(problems(page.read_text(encoding="utf-8")))
 

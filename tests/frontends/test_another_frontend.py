@@ -13,9 +13,9 @@ from dash_inductor.frontends import all as frontends
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, clear_sites, sites
 
-from ..support import another_frontend
-from ..support.another_frontend import attend
 from ..support.graphs import BACKWARD, FORWARD, capture, step, tensors
+from . import another_frontend
+from .another_frontend import attend
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 

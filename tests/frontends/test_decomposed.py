@@ -24,7 +24,7 @@ from dash_inductor.upstream import compat
 
 from ..support.by_hand import GROUPED, HEADS, LENGTH, PROGRAMS, QKV, Program, causal, order, plain, sinks
 from ..support.graphs import BACKWARD, FORWARD, JointGraphs, assert_as_exact, capture, step, tensors
-from ..support.hand_programs import run
+from .decomposed_programs import run
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 Function = Callable[..., Tensor]

@@ -8,13 +8,13 @@ import os
 
 import pytest
 
-from ..support.inserted_forms import FORMS
-from ..support.insertions import ROUNDING, Case, outcome, run, sample
+from .inserted_forms import FORMS
+from .insertions import ROUNDING, Case, outcome, run, sample
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
 CASES = int(os.environ.get("DASH_FUZZ_CASES", "160"))
-"""Programs of a run; ``python -m tests.support.insertions --cases 20000`` runs more and prints as it goes."""
+"""Programs of a run; ``python -m tests.frontends.insertions --cases 20000`` runs more and prints as it goes."""
 
 KINDS = {
     "gradient that a detach stops": Case("flex", "score", "detach", "all"),

@@ -15,7 +15,7 @@ from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import FORWARD_ONLY, FULL, sites
 
 from ..support.graphs import capture, trace
-from ..support.unread import ATTENTION, MATRIX, OTHERS, QKV, Unread
+from .unread_programs import ATTENTION, MATRIX, OTHERS, QKV, Unread
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 KINDS = ["training", "inference", "dynamic", "value alone"]

@@ -18,7 +18,7 @@ from dash_inductor.passes.ops.operators.distinct import put_distinct
 from dash_inductor.passes.ops.uniqueness import distinct_along, inverted, lists_of, values_of
 
 from ..support.fuzzed import cases, drawn
-from ..support.integer_claims import check, traced, values_in
+from .integer_claims import check, traced, values_in
 
 Step = Callable[[random.Random, list[Tensor]], Tensor]
 """Makes a tensor of integers from those that there are."""

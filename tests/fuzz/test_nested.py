@@ -12,9 +12,9 @@ from ..support import attention_frontends, by_hand
 from ..support.attention_frontends import ENTRIES
 from ..support.fuzzed import BY_DYNAMO, COMPILED_AUTOGRAD, Case, cases, check
 from ..support.graphs import tensors
-from ..support.nested import NESTS
-from ..support.rewritten_programs import PROGRAMS, tensors_of
 from ..support.shown_memory import WRITES, Program, results_of
+from .nested import NESTS
+from .rewritten_programs import PROGRAMS, tensors_of
 
 ATTENTION = {name: entry for name, entry in ENTRIES.items() if entry.exact is None}
 WITH_VIEWS = ("inverses", "added", "logits and loss")

@@ -19,8 +19,8 @@ from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model import Call, Mask, Plan, Site
 from dash_inductor.planning import plan
 
+from ..interpreted.another_component import installed
 from ..support import hopper_calls
-from ..support.another_component import installed
 from ..support.repeats import differing_runs
 from ..support.table_words import same_tables
 

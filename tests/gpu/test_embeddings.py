@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ..support.embeddings import gradient
 from ..support.repeats import differing_runs
+from .embeddings import gradient
 
 
 @pytest.mark.gpu

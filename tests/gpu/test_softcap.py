@@ -19,11 +19,12 @@ from dash_inductor.model import Band, Call, Mask
 from dash_inductor.model.call import LOW_SOFTCAP
 from dash_inductor.planning import plan
 
-from ..support import bounded_scores, score_kernel
-from ..support.bounded_attention import Bounded, compile_backward
+from ..support import bounded_scores
 from ..support.hopper import MARKS
 from ..support.processes import once_in_this_run
 from ..support.repeats import bits, differing_runs, poison
+from . import score_kernel
+from .bounded_attention import Bounded, compile_backward
 
 pytestmark = pytest.mark.gpu
 ON_HOPPER = MARKS[1]

@@ -25,7 +25,7 @@ from dash_inductor.records.records import all_records, clear_sites
 from dash_inductor.upstream import defects
 
 from ..support.forks import FAKE_GPU, run_forked
-from ..support.joint_passes import compiled
+from .joint_passes import compiled
 
 CASES = int(os.environ.get("DASH_TEST_CASES", "12"))
 Attention = Callable[..., Tensor]

@@ -13,7 +13,7 @@ from dash_inductor.kernels.hopper.forward import build as forward
 from dash_inductor.model import Band, Call, Mask, Operand, Segments, Site
 from dash_inductor.planning import plan
 
-from ..support.another_component import AtLeast, installed
+from ..interpreted.another_component import AtLeast, installed
 from ..support.forks import interpreted_results
 from ..support.hopper_builds import TILES
 from .reference.test_scores import BATCH, DIM, KV, LENGTH, Q, check

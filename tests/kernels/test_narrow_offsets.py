@@ -29,10 +29,10 @@ from dash_inductor.schedule.table_tile_schedule import TILE_BITS
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
 from ..support import hopper_builds, hopper_forward_builds
-from ..support.narrow_offsets import narrow_products, narrowed
 from ..support.portable_builds import stages
 from ..support.portable_plans import portable_plan
 from .common.test_table_builds import BATCH, HEADS, LENGTH, MASKS, TYPES, operands
+from .narrow_offsets import narrow_products, narrowed
 
 OF_SUMS = {"VALUES": "*bf16", "KEYS": "*i32", "ORDER": "*i64", "OUT": "*bf16", "PARTS": "*fp32", "PART_KEYS": "*i32"}
 

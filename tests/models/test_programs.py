@@ -6,8 +6,8 @@ import pytest
 
 from ..support.cases import some
 from ..support.fakecuda import compiler
-from ..support.programs import PACKAGES, PROGRAMS, Program, golden, h100_lines
 from ..test_locks import versions
+from .programs import PACKAGES, PROGRAMS, Program, golden, h100_lines
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
 

@@ -23,7 +23,7 @@ from tests.support.schedules import c_functions, names_for, problems
 
 from ..support.distribution import ROOT
 
-_PROGRAM = ROOT / "tests" / "support" / "interpreted_schedules.py"
+_PROGRAM = ROOT / "tests" / "interpreted" / "schedules.py"
 
 
 @settings(max_examples=60)

@@ -102,8 +102,8 @@ def run_forked(imports: str, code: str, *args: str, **env: str) -> subprocess.Co
 
 
 def interpreted(module: str, *args: str) -> list[str]:
-    """The lines that a module of `tests.support` prints, run as a program in Triton's interpreter; it must succeed."""
-    program = f"import runpy; runpy.run_module('tests.support.{module}', run_name='__main__', alter_sys=True)"
+    """The lines that a module of `tests.interpreted` prints when it runs in Triton's interpreter; it must succeed."""
+    program = f"import runpy; runpy.run_module('tests.interpreted.{module}', run_name='__main__', alter_sys=True)"
     return run_forked(INTERPRETER, program, *args).stdout.splitlines()
 
 

@@ -3,7 +3,7 @@
 ``python -m tests.support.model_table`` writes tests/golden/models.json anew, on a machine without a GPU, and prints
 what changed; ``--only Bert T5`` does so for some families.  The lines of CUDA are for an H100, found by compiling
 with fake tensors up to the joint graph.  ``--other`` writes down the lines of another version of transformers, where
-they differ; ``make model-table`` does all of this for all versions (tests/support/model_versions.py), and lets
+they differ; ``make model-table`` does all of this for all versions (tests/models/versions.py), and lets
 tools/model_tables.py write the tables of docs/replaced.md.
 """
 

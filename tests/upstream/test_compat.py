@@ -23,8 +23,8 @@ from dash_inductor.errors import UnsupportedVersionError
 from dash_inductor.install import installation
 from dash_inductor.upstream import compat, probe
 
-from ..support.names_used import names_used
 from ..support.processes import run_python
+from .names_used import names_used
 
 TABLES = (*probe.TORCH, *probe.TRITON, *(probe.CUDA if torch.version.cuda else ()))
 NAMES = [(module, name, purpose) for module, names, purpose in TABLES for name in names.split()]

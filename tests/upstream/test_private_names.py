@@ -10,7 +10,7 @@ from dash_inductor.upstream import probe
 from dash_inductor.upstream.seams import SEAMS
 
 from ..support.distribution import ROOT
-from ..support.private_names import private_names
+from .private_names import private_names
 
 EXCEPTIONS = {
     ("_dash_inductor_autoload.py", "torch._ops"): "runs inside `import torch`, and imports nothing of the package",

@@ -19,7 +19,7 @@ KERNELS = ("prepare", "main", "finish", "resident", "forward", "draws")
 def launched() -> dict[str, Any]:
     if compiler() is None:
         pytest.skip("the stub of the driver needs a C compiler")
-    command = [sys.executable, "-m", "tests.support.launched"]
+    command = [sys.executable, "-m", "tests.kernels.common.launched"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

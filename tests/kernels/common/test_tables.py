@@ -49,12 +49,12 @@ COUNTS = {
 
 def compared(counts: dict[str, int]) -> list[str]:
     """The answers of Triton's interpreter, in a process of its own, for every kind of masks."""
-    return interpreted("interpreted_tables", *(str(word) for pair in counts.items() for word in pair))
+    return interpreted("tables", *(str(word) for pair in counts.items() for word in pair))
 
 
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.full)], ids=["some", "all"])
 def test_word_by_word_against_the_definition(which: int) -> None:
-    """Random masks, tile shapes, heads, strides and dtypes; see `support.interpreted_tables`."""
+    """Random masks, tile shapes, heads, strides and dtypes; see `interpreted.tables`."""
     counts = {kind: numbers[which] for kind, numbers in COUNTS.items()}
     found = compared(counts)
     assert [f"RESULT {kind} compared {number}" in found for kind, number in counts.items()] == [True] * len(counts)

@@ -92,7 +92,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 4e-3}
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """Results by mode and case, of all tests that are run."""
     cases = [case.removeprefix("backward,") for case in cases_of_this_run(request, MODES)]
-    return dict(zip(cases, interpreted_results("interpreted_forward", *cases), strict=True))
+    return dict(zip(cases, interpreted_results("forward", *cases), strict=True))
 
 
 @some([*EXACT, *SEGMENTS], [*EXACT[1::4], *SEGMENTS[::3]])

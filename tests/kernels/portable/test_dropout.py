@@ -35,7 +35,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """By case, of those that are run."""
     cases = [asked.partition(",")[2] for asked in cases_of_this_run(request, {"test_against_fp64": "exact"})]
     words = [word for case in cases for word in case.split()]
-    return dict(zip(cases, interpreted_results("interpreted_dropout", *words), strict=True))
+    return dict(zip(cases, interpreted_results("dropout", *words), strict=True))
 
 
 @some(CASES, [CASES[1], CASES[4], *CASES[7:]])

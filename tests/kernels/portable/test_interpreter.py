@@ -43,7 +43,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """The results of all cases of this run, from one process."""
     cases = [*(case.removeprefix(",") for case in cases_of_this_run(request, MODES)), RING]
     words = [word for case in cases for word in case.split()]
-    return dict(zip(cases, interpreted_results("interpreted_kernels", *words), strict=True))
+    return dict(zip(cases, interpreted_results("kernels", *words), strict=True))
 
 
 @some(CASES, [*CASES[4:7], CASES[8]])

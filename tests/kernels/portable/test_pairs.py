@@ -70,7 +70,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2}
 def results(request: pytest.FixtureRequest) -> dict[str, str]:
     """Results by mode and case, of all tests that are run."""
     cases = cases_of_this_run(request, MODES)
-    return dict(zip(cases, interpreted_results("interpreted_pairs", *cases), strict=True))
+    return dict(zip(cases, interpreted_results("pairs", *cases), strict=True))
 
 
 @some(EXACT, [EXACT[1], EXACT[4], EXACT[-2]])

@@ -39,7 +39,7 @@ MORE = [
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.full)], ids=["", "more"])
 def test_against_fp64(cases: list[str]) -> None:
-    found = interpreted_results("interpreted_scores", *cases)
+    found = interpreted_results("scores", *cases)
     assert len(found) == len(cases)
     for case, line in zip(cases, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]

@@ -12,7 +12,7 @@ MORE = ["band(0,9):bottom_right;40;66;2;spt", "band(-5,7):bottom_right;66;40;1;t
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.full)], ids=["", "more"])
 def test_against_fp64(cases: list[str]) -> None:
-    found = interpreted_results("interpreted_slopes", *cases)
+    found = interpreted_results("slopes", *cases)
     assert len(found) == len(cases)
     for case, line in zip(cases, found, strict=True):
         errors = [float(word) for word in line.removeprefix(case).split()]

@@ -19,4 +19,4 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_documents(case: str) -> None:
     """Values of attention; the bits of every document alone, among others, and among NaN."""
-    assert interpreted_results("interpreted_varlen", case) == ["exact"]
+    assert interpreted_results("varlen", case) == ["exact"]

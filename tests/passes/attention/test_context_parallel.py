@@ -25,8 +25,8 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 def facts_of(device: str, world: int, repeats: int, *cases: str) -> Facts:
-    """What the program of `tests.support.context_parallel` found, by case and rank."""
-    arguments = ("tests.support.context_parallel", device, str(world), str(repeats), *cases)
+    """What the program of `tests.passes.attention.context_parallel` found, by case and rank."""
+    arguments = ("tests.passes.attention.context_parallel", device, str(world), str(repeats), *cases)
     no_cache = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     lines = run_python(PROGRAM, *arguments, path=ROOT, **no_cache).stdout.splitlines()
     ranks = [json.loads(line) for line in lines if line.startswith('{"')]

@@ -1,6 +1,6 @@
 """Whatever of ours fails, programs compile and run with PyTorch's numbers, and a record tells of it.
 
-`python -m tests.support.failing` throws in every function; here, in a sample.
+`python -m tests.passes.base.failing` throws in every function; here, in a sample.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dash_inductor.passes.all import record_unseen, rewrite_graph
 from dash_inductor.passes.base.rewrite import Result
 from dash_inductor.records.records import Record, all_records, sites
 
-from ...support import failing
 from ...support.graphs import WITHOUT_KERNELS, capture, flash, joint_graph, rewrite_on, step, tensors, trace
+from . import failing
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("deterministic")

@@ -12,13 +12,14 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 import dash_inductor
 from dash_inductor.records.records import clear_sites
 
-from ...support import attention_frontends, by_hand, rewritten_programs
+from ...fuzz import rewritten_programs
+from ...fuzz.rewritten_programs import PROGRAMS
+from ...support import attention_frontends, by_hand
 from ...support.attention_frontends import ENTRIES
 from ...support.flex import Mod, Sizes, block_mask, causal, training_on_the_cpu
 from ...support.fuzzed import BY_DYNAMO, compiled, everything_on_the_cpu, rewritten
 from ...support.graphs import capture
 from ...support.graphs import tensors as normal
-from ...support.rewritten_programs import PROGRAMS
 from ...support.shown_memory import WRITES, Layout, Program, after, layouts, same
 
 pytestmark = pytest.mark.usefixtures("deterministic")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ...support.allocated import peak
 from ...support.fakecuda import compiler
 from ...support.forks import FAKE_GPU, run_forked
+from .allocated import peak
 
 PROGRAM = """
     import json

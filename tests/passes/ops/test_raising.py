@@ -14,7 +14,7 @@ import torch
 from ...support.distribution import ROOT
 from ...support.fakecuda import compiler
 from ...support.processes import HANGS
-from ...support.raising import BEFORE_2_13, NOT_TRACED, OUTCOMES, PROGRAMS, table
+from .raising import BEFORE_2_13, NOT_TRACED, OUTCOMES, PROGRAMS, table
 
 
 def test_the_list_of_pytorch_is_covered() -> None:
@@ -34,7 +34,7 @@ def test_the_page_has_the_list() -> None:
 @pytest.mark.skipif(compiler() is None, reason="the fake CUDA device needs a C++ compiler")
 def test_what_becomes_of_operators_that_raise() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "tests.support.raising"],
+        [sys.executable, "-m", "tests.passes.ops.raising"],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip

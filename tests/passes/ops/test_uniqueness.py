@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from dash_inductor.passes.ops.uniqueness import RULES, Lists, lists_of
 
-from ...support.integer_claims import check, traced, values_in
+from ...fuzz.integer_claims import check, traced, values_in
 
 Step = Callable[[Tensor, random.Random], Tensor]
 

@@ -16,8 +16,8 @@ from dash_inductor.model import Band
 from ....support import kernel_code, sass
 from ....support.cases import some
 from ....support.hopper_builds import TILES, Built, Case, built
-from ....support.ptx import following
 from ....support.triton_version import PINNED, TRITON
+from .ptx import following
 
 FULL, CAUSAL, WINDOW = Band(), Band(0), Band(0, 1023)
 HALF = "float16"

@@ -28,7 +28,7 @@ PLAIN = Call(Mask(Band()), 0.1, (BSHD,))
 
 def test_in_the_interpreter() -> None:
     """Close to fp64, with the bits of a head alone, whatever lies beside the operands."""
-    lines = [line.split() for line in interpreted_results("interpreted_few")]
+    lines = [line.split() for line in interpreted_results("few_queries")]
     assert [int(line[0]) for line in lines] == [5, 3, 17]
     assert all(float(out) < 1e-3 and float(lse) < 1e-6 for *_, out, lse in lines), lines
 

@@ -13,7 +13,7 @@ from .....support.forks import interpreted
 
 
 def test_in_the_interpreter() -> None:
-    assert interpreted("interpreted_behind")[-1:] == ["compared"]
+    assert interpreted("behind")[-1:] == ["compared"]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

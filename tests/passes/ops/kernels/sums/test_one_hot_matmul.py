@@ -11,11 +11,11 @@ from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few
 from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as device
 
 from .....support.forks import interpreted
-from .....support.sums_code import ptx_of
+from .code import ptx_of
 
 
 def test_sums_in_the_interpreter() -> None:
-    assert interpreted("interpreted_one_hot_matmul", "8")[-1] == "compared 8"
+    assert interpreted("one_hot_matmul", "8")[-1] == "compared 8"
 
 
 ALIGNED = "values_b", "values_n", "columns"

@@ -11,11 +11,11 @@ from dash_inductor.passes.ops.kernels.sums import launch
 from dash_inductor.passes.ops.kernels.sums.device import segments
 
 from .....support.forks import interpreted
-from .....support.sums_code import ptx_of
+from .code import ptx_of
 
 
 def test_sums_in_the_interpreter() -> None:
-    assert interpreted("interpreted_sums", "6")[-1] == "compared 6"
+    assert interpreted("sums", "6")[-1] == "compared 6"
 
 
 def test_a_program_has_as_many_elements_whatever_the_width() -> None:

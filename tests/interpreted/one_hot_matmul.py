@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: sums to few rows against PyTorch's in double precision.
 
-Usage: ``python -m tests.support.interpreted_one_hot_matmul COUNT``; prints how many random cases were compared.
+Usage: ``python -m tests.interpreted.one_hot_matmul COUNT``; prints how many random cases were compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few
 
-from .interpreted_sums import expected, run
+from .sums import expected, run
 
 EPS = {torch.float32: 1e-5, torch.float16: 3e-3}
 """The interpreter has no products of bf16."""

@@ -1,6 +1,6 @@
 """Run the portable kernels with dense masks, biases and dropout beside them in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_pairs CASE ...
+    python -m tests.interpreted.pairs CASE ...
 
 A program of its own, as it claims a GPU.  A case is MODE,SCHEDULE,BAND,Q_LEN,KV_LEN,GROUP,DTYPE,SCALE,DENSE,BIAS,KEYS
 and perhaps the probability of dropout and the head dim of values; one line of output per case.
@@ -13,7 +13,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -29,7 +29,7 @@ from dash_inductor import lowering  # noqa: E402
 from dash_inductor.lowering import backward  # noqa: E402
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
-from .paired import PairedAttention, step  # noqa: E402
+from ..support.paired import PairedAttention, step  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .distribution import ROOT
+from ..support.distribution import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 FEW = 64

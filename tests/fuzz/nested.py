@@ -10,7 +10,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
-from .shown_memory import Program, results_of
+from ..support.shown_memory import Program, results_of
 
 Results = tuple[Tensor, ...]
 Nest = Callable[[Program, bool], Program]

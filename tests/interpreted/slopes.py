@@ -1,6 +1,6 @@
 """Run the portable kernels with ALiBi slopes and lengths that differ in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_slopes CASE ...
+    python -m tests.interpreted.slopes CASE ...
 
 A program of its own, as it claims a GPU.  A case is MASK;Q_LEN;KV_LEN;BATCH OF SLOPES;SCHEDULE; one line of output per
 case: the largest errors of the output and of the gradients.
@@ -13,7 +13,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -25,8 +25,8 @@ import torch._inductor.config as inductor_config  # noqa: E402
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Call, Mask, Operand, Plan, Tiles  # noqa: E402
 
-from .paired import step  # noqa: E402
-from .slopes import exact  # noqa: E402
+from ..support.paired import step  # noqa: E402
+from ..support.slopes import exact  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
 BATCH, Q_HEADS, KV_HEADS, DIM = 2, 2, 1, 16

@@ -1,6 +1,6 @@
 """Programs of operators that raise under deterministic algorithms on CUDA, and what becomes of them: run on its own.
 
-    python -m tests.support.raising
+    python -m tests.passes.ops.raising
 
 Graphs are traced on a CUDA device that does not exist.  One line of JSON: what becomes of each of `PROGRAMS`, as
 `OUTCOMES` has it.
@@ -136,7 +136,7 @@ def table() -> str:
 
 
 def main() -> None:
-    from . import fakecuda, mockgpu
+    from ...support import fakecuda, mockgpu
 
     mockgpu.install_driver()
     fakecuda.install()
@@ -150,7 +150,7 @@ def main() -> None:
     from dash_inductor.graph.nodes import op_name
     from dash_inductor.upstream import compat
 
-    from .graphs import partition_with
+    from ...support.graphs import partition_with
 
     left: set[str] = set()
 

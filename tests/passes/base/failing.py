@@ -1,6 +1,6 @@
 """Errors on purpose, in one function of ours after another: a program must compile and run with PyTorch's numbers.
 
-    python -m tests.support.failing [part of a function's name ...]
+    python -m tests.passes.base.failing [part of a function's name ...]
 
 throws in every function that the programs below call, at its first call and at a later one, and prints what goes wrong:
 an error that reaches the program, other numbers, or no record.  The suite does the same with a sample.
@@ -37,7 +37,7 @@ from dash_inductor.passes.ops import (
 )
 from dash_inductor.records.records import all_records, clear_sites
 
-from .graphs import partition_with
+from ...support.graphs import partition_with
 
 PACKAGES = ("frontends", "masks", "graph", "passes", "planning", "schedule", "records", "install")
 OUTERMOST = ("install.installation.JointPass.apply", "graph.emit.erase_dead")

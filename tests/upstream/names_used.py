@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from .distribution import ROOT
+from ..support.distribution import ROOT
 
 _FOLDERS = ("dash_inductor", "kernels", "lowering", "guard/dash_guard")
 _TEXTS = ("kernels/portable/templates.py", "dash_inductor/schedule/codegen.py")

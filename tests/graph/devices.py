@@ -1,6 +1,6 @@
 """Run after `forks.FAKE_GPU`: which graphs of fake tensors of two GPUs stay on the device of their tensors.
 
-    python -m tests.support.devices_of_graphs COUNT
+    python -m tests.graph.devices COUNT
 
 Prints each program that `stays_on_its_device` takes for another kind; COUNT random ones have a copy at any place.
 """

@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: the tables that the kernels build against their definition, word by word.
 
-Usage: ``python -m tests.support.interpreted_tables KIND COUNT ...``, with kinds of `KINDS`; prints what was compared.
+Usage: ``python -m tests.interpreted.tables KIND COUNT ...``, with kinds of `KINDS`; prints what was compared.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dash_inductor.model.components import Keys
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.schedules import LEAST
 
-from .table_words import data_of, dilation_of, interval_of, operand, plan_of, same_tables, with_values
-from .tile_pairs import PairMask, random_mask
+from ..support.table_words import data_of, dilation_of, interval_of, operand, plan_of, same_tables, with_values
+from ..support.tile_pairs import PairMask, random_mask
 
 
 def compare(rng: random.Random, data: MaskData, schedule: str | None = None, block_q: int | None = None) -> None:

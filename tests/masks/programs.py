@@ -1,6 +1,6 @@
 """Random mask programs, and whether what `recognise` says of them is true of the masks that they compute.
 
-``python -m tests.support.mask_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
+``python -m tests.masks.programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly
 as Python source; `tests/masks/test_fuzz.py` runs a few hundred.
 
 A program is a function of query, key, a number and two vectors of data, written from what mask code is written from:
@@ -36,7 +36,7 @@ from dash_inductor.masks import verification
 from dash_inductor.masks.normal_form import Components
 from dash_inductor.masks.recognition import MaskResult
 
-from .mask_graphs import assert_visible, trace_mask, visible_by
+from ..support.mask_graphs import assert_visible, trace_mask, visible_by
 
 LENGTHS = ((12, 20), (20, 12), (16, 16), (5, 9), (9, 5), (24, 23), (3, 17), (1, 14), (13, 1), (140, 300))
 """Lengths (query, key) at which programs are traced."""

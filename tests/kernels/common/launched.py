@@ -1,6 +1,6 @@
 """Launches by our launcher and by Triton's own on a stub of the CUDA driver, as a program that prints what differs.
 
-python -m tests.support.launched
+python -m tests.kernels.common.launched
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from . import stubcuda
+from ...support import stubcuda
 
 GRID, STREAM = (33, 2, 5), 77
 POINTERS = 1 << 40
@@ -86,8 +86,8 @@ def main() -> None:
     from dash_inductor.kernels.hopper.forward import build as forward_build
     from dash_inductor.model import Band
 
-    from .calls import traits_of
-    from .hopper_builds import Case, build
+    from ...support.calls import traits_of
+    from ...support.hopper_builds import Case, build
 
     def sizes_of(kernel: Any) -> list[int]:
         codes = launcher._parameter_codes(kernel.compiled.asm["ptx"])

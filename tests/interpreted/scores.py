@@ -1,6 +1,6 @@
 """Run the portable kernels under intervals of keys and bounded scores in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_scores CASE ...
+    python -m tests.interpreted.scores CASE ...
 
 A program of its own, as it claims a GPU.  A case is CALL,SCHEDULE,DTYPE, where CALL is the text of a call without
 orders, of `EXTRAS`; one line of output per case: the largest errors of the output and of the gradients.
@@ -13,7 +13,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -27,7 +27,7 @@ from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
 from dash_inductor.operators import attention as ops  # noqa: E402
 
-from .paired import step  # noqa: E402
+from ..support.paired import step  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
 BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16

@@ -1,4 +1,4 @@
-"""The table of models with several versions of transformers: ``python -m tests.support.model_versions``.
+"""The table of models with several versions of transformers: ``python -m tests.models.versions``.
 
 The table itself is made with the installed version.  Each ``requirements/transformersX.Y.txt`` locks another one and
 what it needs; they are installed into a folder that is put first on PYTHONPATH, and the table keeps what differs.

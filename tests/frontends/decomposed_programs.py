@@ -1,6 +1,6 @@
 """Random programs that compute attention by hand, from the parts that models put together.
 
-``python -m tests.support.hand_programs --programs 500 --seed 7`` compares many with double precision.
+``python -m tests.frontends.decomposed_programs --programs 500 --seed 7`` compares many with double precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dash_inductor.records.records import sites
 
-from .graphs import assert_as_exact, capture, step, tensors
+from ..support.graphs import assert_as_exact, capture, step, tensors
 
 DIM = 16
 Sizes = tuple[int, ...]

@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: sums of segments against PyTorch's in double precision.
 
-Usage: ``python -m tests.support.interpreted_sums COUNT``; prints how many random cases were compared.
+Usage: ``python -m tests.interpreted.sums COUNT``; prints how many random cases were compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Another component of masks, over a relation that there is: a double of components to come, to see what they need.
 
-    python -m tests.support.another_component CASE ...
+    python -m tests.interpreted.another_component CASE ...
 
-runs cases of `interpreted_scores` with it, and compares tables that kernels build with their definition.
+runs cases of `scores` with it, and compares tables that kernels build with their definition.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def same_tables_in_the_interpreter() -> None:
     from dash_inductor.kernels.reference import tables as reference_tables
     from dash_inductor.model.mask import Mask
 
-    from .table_words import plan_of, same_tables
+    from ..support.table_words import plan_of, same_tables
 
     rng = random.Random(0)
     mask_tables.ROW_BLOCK = 8
@@ -69,11 +69,11 @@ def same_tables_in_the_interpreter() -> None:
 
 
 def main(cases: list[str]) -> None:
-    from . import interpreted_scores
+    from . import scores
 
     with installed():
         same_tables_in_the_interpreter()
-        interpreted_scores.main(cases)
+        scores.main(cases)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .scatters import grouped, labelled
-from .shown_memory import Program
+from ..support.scatters import grouped, labelled
+from ..support.shown_memory import Program
 
 Results = tuple[Tensor, ...]
 

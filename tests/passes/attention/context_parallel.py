@@ -1,6 +1,6 @@
 """Attention under context parallel on several processes: records, gradients beside double precision, and bits.
 
-``python -m tests.support.context_parallel cpu 4 1 two four`` prints what came of it, a JSON object for each process.
+``python -m tests.passes.attention.context_parallel cpu 4 1 two four`` prints a JSON object for each process.
 On CPU, the operators are those of FlashAttention for CUDA, which our executor takes the place of.
 """
 
@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import dash_inductor
 
-from .forked import start
-from .graphs import capture
+from ...support.forked import start
+from ...support.graphs import capture
 
 HEADS, KV_HEADS, BATCH = 4, 2, 2
 Compile = Callable[..., Any]

@@ -1,6 +1,6 @@
 """Run the portable kernels with dropout in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_dropout SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE P MODE ...
+    python -m tests.interpreted.dropout SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE P MODE ...
 
 A program of its own, as it claims a GPU.  MODE: static, dynamic, keys, segments or seeds.  Eight words per case, one
 line of output each: the largest errors of out, log-sum-exp, dq, dk and dv against fp64 with what was kept.
@@ -13,7 +13,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -25,9 +25,9 @@ import torch._inductor.config as inductor_config  # noqa: E402
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Band, Dropout, Operand, Plan, Tiles  # noqa: E402
 
-from . import keyed  # noqa: E402
-from .dropout import exact, kept_pairs  # noqa: E402
-from .keyed import KeyedAttention  # noqa: E402
+from ..support import keyed  # noqa: E402
+from ..support.dropout import exact, kept_pairs  # noqa: E402
+from ..support.keyed import KeyedAttention  # noqa: E402
 
 FORWARD = Tiles(32, 16, 4, 1)
 

@@ -1,6 +1,6 @@
 """Run the portable kernels under masks of rows in Triton's interpreter, through Inductor.
 
-    python -m tests.support.interpreted_varlen CASE ...
+    python -m tests.interpreted.varlen CASE ...
 
 A program of its own, as it claims a GPU.  A case is SCHEDULE,BAND,GROUP,DTYPE,LENGTHS, where a semicolon stands for the
 comma of a band, and lengths are joined by plus signs; after the schedule may follow ":dynamic".  One line of output per
@@ -14,7 +14,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -29,8 +29,8 @@ from dash_inductor import lowering  # noqa: E402
 from dash_inductor.model import Band, Call, Plan, Tiles  # noqa: E402
 from dash_inductor.operators import attention as ops  # noqa: E402
 
-from .packed import packed_attention  # noqa: E402
-from .varlen_layout import Rows, mask_of  # noqa: E402
+from ..support.packed import packed_attention  # noqa: E402
+from ..support.varlen_layout import Rows, mask_of  # noqa: E402
 
 DIM, SCALE, ORDER = 24, 24**-0.5, (0, 2, 1, 3)
 TILES = Tiles(64, 32, 4, 1)

@@ -20,9 +20,9 @@ from dash_inductor.model import Call, Plan, Site
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan
 
-from .calls import BSHD
-from .dropout import kept_pairs
-from .portable_plans import portable_plan
+from ..support.calls import BSHD
+from ..support.dropout import kept_pairs
+from ..support.portable_plans import portable_plan
 
 Run = Callable[[], list[Tensor]]
 

@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: kernels give the same bits for elements that lie far apart, in memory reserved for them.
 
-    python -m tests.support.interpreted_far KIND COUNT ...
+    python -m tests.interpreted.far_strides KIND COUNT ...
 
 A program of its own, as it claims a GPU.  Kinds are those of `KINDS`; prints what was compared.  An offset that has
 lost its upper bits is an address of nothing, or of zeros.
@@ -14,7 +14,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -31,11 +31,11 @@ from dash_inductor.passes.ops.kernels.groups.launch import fill_behind  # noqa: 
 from dash_inductor.passes.ops.kernels.sums import launch  # noqa: E402
 from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few  # noqa: E402
 
-from .far_strides import STEPS, far_apart, with_strides  # noqa: E402
-from .interpreted_scores import BATCH, DIM, KV_HEADS, LENGTH, Q_HEADS, TILES, extras  # noqa: E402
-from .paired import step  # noqa: E402
-from .table_words import data_of, interval_of, plan_of, same_tables, with_values  # noqa: E402
-from .tile_pairs import random_mask  # noqa: E402
+from ..support.paired import step  # noqa: E402
+from ..support.table_words import data_of, interval_of, plan_of, same_tables, with_values  # noqa: E402
+from ..support.tile_pairs import random_mask  # noqa: E402
+from .scores import BATCH, DIM, KV_HEADS, LENGTH, Q_HEADS, TILES, extras  # noqa: E402
+from .strides import STEPS, far_apart, with_strides  # noqa: E402
 
 
 def sums(rng: random.Random) -> None:

@@ -1,6 +1,6 @@
 """Run the portable kernels in Triton's interpreter, through Inductor: a program of its own, as it claims a GPU.
 
-    python -m tests.support.interpreted_kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE MODE ...
+    python -m tests.interpreted.kernels SCHEDULE MASK Q_LEN KV_LEN GROUP DTYPE MODE ...
 
 MODE: static, dynamic, poison or overflow.  Seven words per case; one line per case: the largest errors of dq, dk, dv
 against fp64, or that programs were out of order; with poison and overflow "unharmed", if the checks of `poison` hold.
@@ -13,7 +13,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -22,8 +22,8 @@ import torch._inductor.config as inductor_config  # noqa: E402
 
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
-from .attention import Attention, Gradients, compiled_backward, errors  # noqa: E402
-from .poison import check_overflow, check_poison  # noqa: E402
+from ..support.attention import Attention, Gradients, compiled_backward, errors  # noqa: E402
+from ..support.poison import check_overflow, check_poison  # noqa: E402
 
 
 def run(schedule: str, mask: Band, q_len: int, kv_len: int, group: int, dtype: torch.dtype, mode: str) -> str:

@@ -1,6 +1,6 @@
 """Random mask_mod and score_mod programs, and whether what is read of them is what they compute.
 
-``python -m tests.support.mod_programs --programs 5000 --seed 7`` runs thousands and prints those that are read wrongly.
+``python -m tests.frontends.mod_programs --programs 5000 --seed 7`` prints those that are read wrongly.
 
 A program is a function of single numbers, as FlexAttention calls them.  Its graph is made as PyTorch makes it, and
 written into a graph around it.  What is written there is run, and compared with the program for all pairs; masks are
@@ -30,8 +30,8 @@ from dash_inductor.frontends.scores import read_score
 from dash_inductor.graph.temporaries import Temporaries, erase
 from dash_inductor.masks import recognition
 
-from .flex import Data, Sizes
-from .mask_graphs import assert_visible, visible_by
+from ..support.flex import Data, Sizes
+from ..support.mask_graphs import assert_visible, visible_by
 
 SIZES = (Sizes(2, 4, 2, 12, 20, 8), Sizes(2, 4, 2, 20, 20, 8), Sizes(1, 4, 4, 17, 9, 8), Sizes(2, 4, 4, 1, 13, 8))
 NAMES = ("ids", "ids_of_row", "starts", "ends", "lengths", "valid", "pairs", "of_heads", "slopes", "plane", "distances")

@@ -1,7 +1,7 @@
 """Accepted forms of attention with one foreign operator inserted at one edge: results are the program's, or it is not
 replaced.
 
-``python -m tests.support.insertions --cases 20000 --seed 1`` runs many and prints the programs whose numbers are wrong.
+``python -m tests.frontends.insertions --cases 20000 --seed 1`` runs many and prints those with wrong numbers.
 
 A case is a form (`inserted_forms`), an edge of it, an operator (`inserted_operators`), the tensors that want gradients,
 and their dtype.  The compiled program is compared with eager PyTorch in double precision.  Where it differs, it is
@@ -25,8 +25,8 @@ from torch import Tensor
 import dash_inductor
 from dash_inductor.records.records import sites
 
-from .flex import training_on_the_cpu
-from .graphs import capture
+from ..support.flex import training_on_the_cpu
+from ..support.graphs import capture
 from .inserted_forms import FORMS
 from .inserted_operators import BATCH, HEADS, LENGTH
 

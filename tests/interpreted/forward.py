@@ -1,6 +1,6 @@
 """Run the portable forward in Triton's interpreter, and the portable backward of masks that are data.
 
-    python -m tests.support.interpreted_forward CASE ...
+    python -m tests.interpreted.forward CASE ...
 
 A program of its own, as it claims a GPU.  A case is words joined by commas, of which the first is one of `MODES`; one
 line of output per case.
@@ -14,7 +14,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from .mockgpu import install_driver  # Triton reads the environment when it is imported
+from ..support.mockgpu import install_driver  # Triton reads the environment when it is imported
 
 install_driver()
 
@@ -30,10 +30,10 @@ from dash_inductor import lowering  # noqa: E402
 from dash_inductor.kernels.portable import standalone  # noqa: E402
 from dash_inductor.model import Band, Plan, Tiles  # noqa: E402
 
-from . import keyed  # noqa: E402
-from .attention import errors  # noqa: E402
-from .documents import among, of_document  # noqa: E402
-from .keyed import KeyedAttention  # noqa: E402
+from ..support import keyed  # noqa: E402
+from ..support.attention import errors  # noqa: E402
+from ..support.documents import among, of_document  # noqa: E402
+from ..support.keyed import KeyedAttention  # noqa: E402
 
 TILES = Tiles(32, 16, 4, 1)
 FORWARD = Plan("portable", "two_pass", "portable", TILES, TILES, head_chunk=3, forward_tiles=TILES)

@@ -1,6 +1,6 @@
 """The attention of real programs: models of other packages, compiled as those packages do it, for an H100.
 
-``python -m tests.support.programs`` writes tests/golden/programs.json anew, and prints what changed; ``--only`` takes
+``python -m tests.models.programs`` writes tests/golden/programs.json anew, and prints what changed; ``--only`` takes
 the names of some programs.  The packages of requirements/programs.txt are installed into .programs by
 ``make model-table`` and ``make test-models``.  Forwards and backwards are traced, partitioned and rewritten as in a
 training; no kernel is compiled, and graphs run on fake tensors.
@@ -28,10 +28,10 @@ from torch.fx import GraphModule
 from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.records.records import clear_sites, sites
 
+from ..support.hf_models import build, token_ids
+from ..support.model_table import line
+from ..support.processes import run_python
 from . import titan
-from .hf_models import build, token_ids
-from .model_table import line
-from .processes import run_python
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "programs.json"
@@ -229,7 +229,7 @@ _ON_H100 = """
 
     mockgpu.install_driver()
     fakecuda.install()
-    from tests.support.programs import lines_of_h100
+    from tests.models.programs import lines_of_h100
 
     mockgpu.install_torch()
     json.dump(lines_of_h100(sys.argv[1:]), sys.stdout)

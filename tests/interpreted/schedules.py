@@ -1,6 +1,6 @@
 """Run in Triton's interpreter: compares the functions in a folder of generated modules with their Python form.
 
-Usage: ``TRITON_INTERPRET=1 python interpreted_schedules.py FOLDER``; prints ``compared <number of modules>``.
+Usage: ``TRITON_INTERPRET=1 python tests/interpreted/schedules.py FOLDER``; prints ``compared <number of modules>``.
 """
 
 from __future__ import annotations
