@@ -19,7 +19,7 @@ import torch
 from dash_inductor.kernels.common.mask_data import MaskTables
 from dash_inductor.kernels.families import FAMILIES
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.model import Call, Mask, Plan, Site
+from dash_inductor.model import AttentionSpec, Mask, Plan, Site
 from dash_inductor.operators.attention import attention_backward
 from dash_inductor.operators.mask_tables import mask_tables
 from dash_inductor.planning import planner
@@ -48,7 +48,7 @@ class Case:
     @property
     def site(self) -> Site:
         mask, slash, rest = self.text.partition("/")
-        return replace(self.shape.site(), call=Call.parse(f"{mask}/scale={self.shape.scale!r}{slash}{rest}"))
+        return replace(self.shape.site(), spec=AttentionSpec.parse(f"{mask}/scale={self.shape.scale!r}{slash}{rest}"))
 
     def plan(self, family: str) -> Plan:
         """Returns the plan that the planner would choose if there were no other kernels."""
@@ -82,7 +82,7 @@ def backwards(case: Case) -> list[Callable[[], object]]:
         sizes = q.shape[2], k.shape[2], q.shape[0], site.q_heads, site.kv_heads
         made = MaskTables(*mask_tables(extras, *sizes, str(site.mask), str(hopper)))
         extras += [made.q_vectors, made.kv_vectors, made.keys_seen, made.visits, made.steps, made.contributions]
-    call = str(replace(site.call, orders=((0, 1, 2, 3),) * 3))
+    spec = str(replace(site.spec, orders=((0, 1, 2, 3),) * 3))
     given = {"Q": q, "K": k, "V": v, "DO": do, "OUT": do, "LSE": lse, "DELTA": deltas(do, do), "SEED": seed}
     given["KEYS"] = torch.ones(k.shape[:3], dtype=torch.int32, device="cuda")
     given |= {name: torch.empty_like(q) for name in ("DQ_OUT", "DK_OUT", "DV")}
@@ -97,7 +97,7 @@ def backwards(case: Case) -> list[Callable[[], object]]:
         for launch, arguments in launches:
             launch(*arguments)
 
-    return [lambda: attention_backward(do, q, k, v, do, lse, extras, call, str(hopper), "site"), portable]
+    return [lambda: attention_backward(do, q, k, v, do, lse, extras, spec, str(hopper), "site"), portable]
 
 
 def main() -> None:

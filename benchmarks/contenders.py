@@ -128,7 +128,7 @@ def flash4(shape: Shape, tensors: Tensors, *, deterministic: bool) -> Backward:
 
 def dash(shape: Shape, tensors: Tensors) -> Backward:
     """Prepares the compiled operator with the planner's plan; the forward is not timed."""
-    plan, call = str(make_plan(shape.site(), arch())), str(replace(shape.call, orders=(BSHD,) * 3))
+    plan, spec = str(make_plan(shape.site(), arch())), str(replace(shape.spec, orders=(BSHD,) * 3))
     q, k, v, do = tensors
     if shape.softcap is None:
         out, lse, _, _ = forward(shape, tensors)
@@ -136,7 +136,7 @@ def dash(shape: Shape, tensors: Tensors) -> Backward:
         out, lse = _own_forward(shape, tensors, plan)
 
     def backward(*args: Tensor) -> Any:
-        return ops.attention_backward(*args, [], call, plan, "benchmark")
+        return ops.attention_backward(*args, [], spec, plan, "benchmark")
 
     compiled = torch.compile(backward, dynamic=False)
     return lambda: compiled(do, q, k, v, out, lse)
@@ -144,10 +144,10 @@ def dash(shape: Shape, tensors: Tensors) -> Backward:
 
 def _own_forward(shape: Shape, tensors: Tensors, plan: str) -> tuple[Tensor, Tensor]:
     """Returns (out, natural log-sum-exp) of the plan's own forward, for softcaps, which other contenders lack."""
-    call = str(replace(shape.call, orders=(BSHD,)))
+    spec = str(replace(shape.spec, orders=(BSHD,)))
 
     def run(*args: Tensor) -> Any:
-        return ops.attention_forward(*args, [], call, plan, "benchmark")
+        return ops.attention_forward(*args, [], spec, plan, "benchmark")
 
     out, lse = torch.compile(run, dynamic=False)(*tensors[:3])
     return out, lse

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from dash_inductor.kernels.hopper.forward import build, launch
-from dash_inductor.model import Call
+from dash_inductor.model import AttentionSpec
 
 from . import common, turns
 from .common import NotRun
@@ -53,17 +53,17 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
 def problem_of(shape: Shape) -> build.Specialisation:
     dims = build.tile_dims(shape.head_dim, shape.value_dim)
     even = shape.length % build.FORWARD_CONFIGS[dims].block_kv == 0
-    return build.Specialisation("bfloat16", *dims, shape.call.traits, even)
+    return build.Specialisation("bfloat16", *dims, shape.spec.traits, even)
 
 
-def call_of(shape: Shape) -> Call:
-    return replace(shape.call, orders=(BSHD,))
+def spec_of(shape: Shape) -> AttentionSpec:
+    return replace(shape.spec, orders=(BSHD,))
 
 
 def dash(shape: Shape, tensors: Results) -> Callable[[], Results]:
     q, k, v, _ = tensors
-    call = call_of(shape)
-    run = launch.prepare((q, k, v), (), call)
+    spec = spec_of(shape)
+    run = launch.prepare((q, k, v), (), spec)
     return lambda: run((q, k, v, ()))
 
 

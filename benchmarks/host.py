@@ -53,7 +53,7 @@ from dash_inductor.kernels.common import launcher
 from dash_inductor.kernels.common.call_launches import CallLaunches
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.forward import launch as forward_launch
-from dash_inductor.model import Call, Mask
+from dash_inductor.model import AttentionSpec, Mask
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan as make_plan
 from dash_inductor.upstream import compat
@@ -120,7 +120,7 @@ def generated(compiled: Run, *tensors: Tensor) -> Run:
     known = {id(module) for module in PyCodeCache.modules}
     compiled()
     (code,) = (module for module in PyCodeCache.modules if id(module) not in known and hasattr(module, "call"))
-    return lambda: code.call([*tensors])
+    return lambda: code.spec([*tensors])
 
 
 def eager(measure: Callable[[dict[str, Run]], None]) -> None:
@@ -187,14 +187,14 @@ def compiled(measure: Callable[[dict[str, Run]], None]) -> None:
     q, k, v, do = tensors
     out, lse, _, _ = forward(SHAPE, tensors)
     operands = do, q, k, v, out, lse
-    plan, call = make_plan(SHAPE.site(), arch()), Call(Mask(SHAPE.mask), SHAPE.scale, (BSHD,) * 3)
-    forward_call = replace(call, orders=(BSHD,))
-    texts = str(call), str(plan), "benchmark"
+    plan, spec = make_plan(SHAPE.site(), arch()), AttentionSpec(Mask(SHAPE.mask), SHAPE.scale, (BSHD,) * 3)
+    forward_spec = replace(spec, orders=(BSHD,))
+    texts = str(spec), str(plan), "benchmark"
     bshd, length = [t.transpose(1, 2) for t in (q, k, v)], SHAPE.length
     queries = itertools.cycle([q, q.clone()])
 
-    run = launch.prepare(operands, (), call, plan)
-    run_forward = forward_launch.prepare((q, k, v), (), forward_call)
+    run = launch.prepare(operands, (), spec, plan)
+    run_forward = forward_launch.prepare((q, k, v), (), forward_spec)
 
     def direct(query: Tensor = q) -> object:
         return run((do, query, k, v, out, lse, ()))

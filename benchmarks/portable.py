@@ -29,7 +29,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import launch
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.portable.family import forward_tiles
-from dash_inductor.model import Call, Mask, Plan, Site, Tiles
+from dash_inductor.model import AttentionSpec, Mask, Plan, Site, Tiles
 from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 
 from . import common, forward, turns
@@ -156,8 +156,8 @@ def hopper(shape: ForwardShape, tensors: Results) -> Run:
     if arch() != "sm_90" or shape.bits != 16:
         raise NotRun("16 bits on sm_90 only")
     q, k, v, _ = tensors
-    call = Call(Mask(shape.mask), shape.scale, (BSHD,))
-    run = launch.prepare((q, k, v), (), call)
+    spec = AttentionSpec(Mask(shape.mask), shape.scale, (BSHD,))
+    run = launch.prepare((q, k, v), (), spec)
     return lambda: run((q, k, v, ()))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dash_inductor.model import Band, Call, Mask, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Site
 
 TOKENS = 16384
 HIDDEN = 2048
@@ -78,13 +78,13 @@ class Shape:
         return self.length - 1 if self.mask.lo is None else i - self.mask.lo
 
     @property
-    def call(self) -> Call:
-        return Call(Mask(self.mask), self.scale, softcap=self.softcap)
+    def call(self) -> AttentionSpec:
+        return AttentionSpec(Mask(self.mask), self.scale, softcap=self.softcap)
 
     def site(self) -> Site:
         return Site(
             "cuda", "bfloat16", self.batch, self.q_heads, self.kv_heads, self.length, self.length,
-            self.head_dim, self.value_dim, self.call,
+            self.head_dim, self.value_dim, self.spec,
         )  # fmt: skip
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

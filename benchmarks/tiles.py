@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Plan, Site, Tiles
 
 from . import common
 
@@ -55,7 +55,7 @@ def site_of(head_dim: int, causal: bool, length: int) -> Site:
         length,
         head_dim,
         head_dim,
-        Call(Mask(mask), head_dim**-0.5),
+        AttentionSpec(Mask(mask), head_dim**-0.5),
     )
 
 

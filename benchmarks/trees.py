@@ -34,7 +34,7 @@ import torch
 import triton
 from torch import Tensor
 
-from dash_inductor.model import Call, Mask
+from dash_inductor.model import AttentionSpec, Mask
 from dash_inductor.planning import plan
 
 from . import common, turns
@@ -62,8 +62,8 @@ def prepare_backward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
     tensors = shape.tensors()
     out, lse, _, _ = forward(shape, tensors)
     q, k, v, do = tensors
-    call = Call(Mask(shape.mask), shape.scale, (BSHD,) * 3)
-    run, texts = attention_backward.overloadpacket.direct, (str(call), str(plan(shape.site(), arch())), "benchmark")
+    spec = AttentionSpec(Mask(shape.mask), shape.scale, (BSHD,) * 3)
+    run, texts = attention_backward.overloadpacket.direct, (str(spec), str(plan(shape.site(), arch())), "benchmark")
     return partial(run, do, q, k, v, out, lse, [], *texts)
 
 
@@ -71,8 +71,8 @@ def prepare_forward(shape: Shape) -> Callable[[], Sequence[Tensor]]:
     from dash_inductor.operators.attention import attention_forward
 
     q, k, v, _ = shape.tensors()
-    call = Call(Mask(shape.mask), shape.scale, (BSHD,))
-    run, texts = attention_forward.overloadpacket.direct, (str(call), str(plan(shape.site(), arch())), "benchmark")
+    spec = AttentionSpec(Mask(shape.mask), shape.scale, (BSHD,))
+    run, texts = attention_forward.overloadpacket.direct, (str(spec), str(plan(shape.site(), arch())), "benchmark")
     return partial(run, q, k, v, [], *texts)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dash_inductor.kernels.portable.standalone import Rendered, Resources, compile_for, render, resources
-from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Plan, Site, Tiles
 from dash_inductor.model.architectures import WORKERS
 from dash_inductor.planning import plan
 
@@ -23,7 +23,7 @@ SITE = Site(
     kv_len=8192,
     head_dim=128,
     value_dim=128,
-    call=Call(Mask(Band(lo=0)), 128**-0.5),
+    spec=AttentionSpec(Mask(Band(lo=0)), 128**-0.5),
 )
 """The attention of a Llama with hidden size 2048 at sequence length 8192, batch 2."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..model.call import MODIFIERS
+from ..model.attention_spec import MODIFIERS
 from ..model.operands import ADDED, OPERANDS
 from ..model.plan import Plan, Tiles
 from ..model.relations import Relation
@@ -123,7 +123,7 @@ class Family:
 
     def covers(self, site: Site, arch: str) -> bool:
         """Returns whether the family can run `site` on `arch`: it supports dtype, head dims, mask and scores."""
-        return self.covers_dims(site, arch) and not self.lacks(site.call.traits)
+        return self.covers_dims(site, arch) and not self.lacks(site.spec.traits)
 
     def why_not(self, site: Site, arch: str) -> str:
         """Returns why the family cannot run a site, in words; only for sites that it does not cover."""
@@ -131,7 +131,7 @@ class Family:
             return f"there are no such kernels for {arch} and {site.dtype}"
         if not self.covers_dims(site, arch):
             return f"head dims {site.head_dim} of q and k and {site.value_dim} of v are not covered: {self.head_dims}"
-        return f"its kernels do not {' or '.join(self.lacks(site.call.traits))}"
+        return f"its kernels do not {' or '.join(self.lacks(site.spec.traits))}"
 
     def lacks(self, traits: Traits) -> list[str]:
         """Returns the features of a call that the kernels do not support, as verb phrases for an error message.

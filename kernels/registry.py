@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.plan import Plan
 from .execution import Execution, Run
 from .families import FAMILIES, family
@@ -22,7 +22,7 @@ def execution(name: str, argument: str = "family") -> Execution:
     return family(name, argument).execution
 
 
-def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
+def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str) -> Run:
     """Returns the function that runs a backward outside of Inductor, for any tensors with the layouts of `tensors`.
 
     For families that are lowered from templates, the reference executor (plain ATen) runs instead.
@@ -33,10 +33,10 @@ def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pl
     Raises:
         ArgumentError: the family is unknown, or its kernels do not cover the call.
     """
-    return execution(plan.kernel, "plan.kernel").backward(tensors, extras, call, plan, site)
+    return execution(plan.kernel, "plan.kernel").backward(tensors, extras, spec, plan, site)
 
 
-def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
+def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str) -> Run:
     """Returns the function that runs a forward outside of Inductor, for any tensors with the layouts of `tensors`.
 
     It runs the kernels of `plan.forward`, or the reference executor if that family is lowered from templates.
@@ -48,7 +48,7 @@ def forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pla
     found = execution(plan.forward, "plan.forward")
     if plan.forward_tiles is None:
         raise ArgumentError("plan.forward_tiles", None, f"tiles, since the forward is {plan.forward!r}")
-    return found.forward(tensors, extras, call, plan, site)
+    return found.forward(tensors, extras, spec, plan, site)
 
 
 def has_templates(name: str) -> bool:

@@ -42,7 +42,7 @@ def compile_kernels(site: Site, plan: Plan, device: torch.device, has_backward: 
     if site.device == "cpu" or compat.interpreting() or not arch.is_there():
         return
     attempts = []
-    of_forward, of_backward = (replace(site, call=call) for call in (site.call.of_forward, site.call.of_backward))
+    of_forward, of_backward = (replace(site, spec=spec) for spec in (site.spec.of_forward, site.spec.of_backward))
     if has_backward:
         if registry.has_templates(plan.kernel):
             check_settings(plan)

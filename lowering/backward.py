@@ -14,7 +14,7 @@ import torch
 
 from ..kernels import registry
 from ..kernels.portable import templates
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.plan import Plan, Tiles
 from ..model.site import NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
 from ..operators import attention as ops
@@ -57,21 +57,21 @@ def attention_backward(
     out: TensorBox,
     logsumexp: TensorBox,
     extras: Sequence[TensorBox],
-    call: str,
+    spec: str,
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
     """Lowers the operator `attention_backward`; returns the gradients of one attention, with shapes as in `ops`.
 
-    They are dq, dk, dv and the others that `Call.results` names.  The arguments are those of the operator; `call`,
-    `plan` and `site` are texts.
+    They are dq, dk, dv and the others that `AttentionSpec.results` names.  The arguments are those of the operator;
+    `spec`, `plan` and `site` are texts.
     """
     parsed = Plan.parse(plan)
     if not registry.execution(parsed.kernel).templates:
-        args = (grad_out, query, key, value, out, logsumexp, extras, call, plan, site)
+        args = (grad_out, query, key, value, out, logsumexp, extras, spec, plan, site)
         return operator_call(ops.attention_backward, *args)
-    log.debug("lowering %s: call=%s plan=%s", site, call, plan)
-    described = Call.parse(call)
+    log.debug("lowering %s: call=%s plan=%s", site, spec, plan)
+    described = AttentionSpec.parse(spec)
     query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
@@ -86,7 +86,7 @@ class _Kernels:
     def __init__(
         self,
         plan: Plan,
-        call: Call,
+        spec: AttentionSpec,
         query: TensorBox,
         key: TensorBox,
         value: TensorBox,
@@ -96,8 +96,8 @@ class _Kernels:
         *,
         extras: Sequence[TensorBox],
     ) -> None:
-        self.plan, self.call, self.traits = plan, call, call.traits
-        self.dq_order, self.dk_order, self.dv_order = call.orders
+        self.plan, self.spec, self.traits = plan, spec, spec.traits
+        self.dq_order, self.dk_order, self.dv_order = spec.orders
         self.query, self.key, self.value = query, key, value
         self.logsumexp, self.grad_out, self.out = logsumexp, grad_out, out
         device = query.get_device()
@@ -105,13 +105,13 @@ class _Kernels:
         self.device = device
         self.batch, self.q_heads = query.get_size()[:2]
         self.heads = key.get_size()[1]
-        self.sizes = sizes_of(call, extras, query, key, value)
+        self.sizes = sizes_of(spec, extras, query, key, value)
         self.q_len, self.kv_len = self.sizes.q_len, self.sizes.kv_len
         self.extras = extras
-        self.has_dbias = "dbias" in call.results
-        self.summed = () if call.bias is None else call.bias.summed
+        self.has_dbias = "dbias" in spec.results
+        self.summed = () if spec.bias is None else spec.bias.summed
         self.bias_size = ops.bias_gradient_size(query.get_size(), self.kv_len, self.summed)
-        self.vectors = Vectors(call, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
+        self.vectors = Vectors(spec, extras, (self.batch, self.q_heads, self.q_len, self.kv_len), self.heads)
 
     def two_pass(self) -> dict[str, TensorBox]:
         """Lowers the backward of a two-pass plan; returns its results by name: dq, delta, dk, dv and, if wanted, dbias.
@@ -201,8 +201,8 @@ class _Kernels:
         return empty([self.batch, self.q_heads, self.q_len], (0, 1, 2), torch.float32, self.device)
 
     def _bias_dtype(self) -> torch.dtype:
-        assert self.call.bias is not None
-        dtype: torch.dtype = self.extras[self.call.bias.operand.index].get_dtype()
+        assert self.spec.bias is not None
+        dtype: torch.dtype = self.extras[self.spec.bias.operand.index].get_dtype()
         return dtype
 
     def _delta(self) -> TensorBox:
@@ -228,7 +228,7 @@ class _Kernels:
         # exactly: Inductor may pad the strides of a buffer whose layout it chooses, and the kernel adds to dense rows
         accumulator = _box(ExternKernel.require_exact_strides(zeros, strides(size, (0, 1, 2, 3))))
         of_keys = self._dkdv(delta, accumulator)
-        dq = _to(lowerings[aten.mul](accumulator, self.call.scale), self.query.get_dtype())
+        dq = _to(lowerings[aten.mul](accumulator, self.spec.scale), self.query.get_dtype())
         wanted = self._layout(self.query, self.dq_order).stride
         return {"dq": _box(ExternKernel.require_exact_strides(dq, wanted))} | of_keys
 
@@ -252,7 +252,7 @@ class _Kernels:
 
     def _dkdv(self, delta: TensorBox, accumulator: TensorBox | None) -> dict[str, TensorBox]:
         tiles, ordered = self.plan.dkdv, accumulator is not None
-        schedule = schedules.define(self.plan.schedule, self.call.mask.band)
+        schedule = schedules.define(self.plan.schedule, self.spec.mask.band)
         dv = empty(self.value.get_size(), self.dv_order, self.value.get_dtype(), self.device)
         inputs = [self.query, self.key, self.value, self.logsumexp, delta, self.grad_out, dv]
         extra: dict[str, Any] = {}
@@ -291,7 +291,7 @@ class _Kernels:
         multiple = V.graph.sizevars.statically_known_multiple_of
         even = multiple(self.q_len, tiles.block_q), multiple(self.kv_len, tiles.block_kv) and parts == 1
         return templates.compile_time_values(
-            self.plan, tiles, self.call, self.sizes, even=even, interpret=compat.interpreting(), sums_keys=sums_keys
+            self.plan, tiles, self.spec, self.sizes, even=even, interpret=compat.interpreting(), sums_keys=sums_keys
         )
 
     def _layout(self, like: TensorBox, order: Sequence[int]) -> FixedLayout:

@@ -9,7 +9,7 @@ import torch
 
 from ..kernels import registry
 from ..kernels.portable import templates
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.plan import Plan
 from ..operators import attention as ops
 from ..upstream import compat
@@ -30,22 +30,22 @@ def attention_forward(
     key: TensorBox,
     value: TensorBox,
     extras: Sequence[TensorBox],
-    call: str,
+    spec: str,
     plan: str,
     site: str,
 ) -> Sequence[TensorBox]:
     """Lowers the operator `attention_forward`; returns (out, log-sum-exp) of one attention, with shapes as in `ops`.
 
-    The arguments are those of the operator; `call`, `plan` and `site` are texts.
+    The arguments are those of the operator; `spec`, `plan` and `site` are texts.
 
     Raises:
         ArgumentError: fp32 cannot represent the scale.
     """
-    parsed, described = Plan.parse(plan), Call.parse(call)
+    parsed, described = Plan.parse(plan), AttentionSpec.parse(spec)
     tiles = parsed.forward_tiles
     if tiles is None or not registry.has_templates(parsed.forward):
-        return operator_call(ops.attention_forward, query, key, value, extras, call, plan, site)
-    log.debug("lowering the forward of %s: call=%s plan=%s", site, call, plan)
+        return operator_call(ops.attention_forward, query, key, value, extras, spec, plan, site)
+    log.debug("lowering the forward of %s: call=%s plan=%s", site, spec, plan)
     query, key, value = heads_first((query, key, value), described)
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()

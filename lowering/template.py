@@ -14,7 +14,7 @@ import sympy
 import torch
 
 from ..kernels.common.strides import dense_strides
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.plan import Tiles
 from ..upstream import compat, toolchain
 from ..upstream.inductor import BaseView, ExternKernel, FixedLayout, SymbolicGridFn, TensorBox, empty_strided, lowerings
@@ -76,16 +76,16 @@ def q_grid(
     return batch * heads * cdiv(q_len, meta["BLOCK_Q"]), 1, 1
 
 
-def heads_first(tensors: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
+def heads_first(tensors: Sequence[TensorBox], spec: AttentionSpec) -> Sequence[TensorBox]:
     """Returns the operator's tensors as [batch, heads, length, head dim]; packed ones get batch size 1, others stay."""
-    if call.mask.varlen_layout is None:
+    if spec.mask.varlen_layout is None:
         return tensors
     return [lowerings[aten.permute](lowerings[aten.unsqueeze](x, 0), [0, 2, 1, 3]) for x in tensors]
 
 
-def as_given(results: Sequence[TensorBox], call: Call) -> Sequence[TensorBox]:
+def as_given(results: Sequence[TensorBox], spec: AttentionSpec) -> Sequence[TensorBox]:
     """Returns results [batch, heads, length, head dim] in the operator's shapes: the inverse of `heads_first`."""
-    if call.mask.varlen_layout is None:
+    if spec.mask.varlen_layout is None:
         return results
     return [lowerings[aten.squeeze](lowerings[aten.permute](x, [0, 2, 1, 3]), 0) for x in results]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..kernels.portable import templates
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.components import Component
 from ..model.mask import ROW_BLOCK
 from ..model.operands import OPERANDS
@@ -24,14 +24,14 @@ class Vectors:
     """The extra tensors of a call in the form in which a site's kernels read them, each computed at most once.
 
     Args:
-        extras: the operator's extra tensors, which `call` references by index.
+        extras: the operator's extra tensors, which `spec` references by index.
         plane: the shape of the scores: batch, query heads, q_len and kv_len of the mask.
         heads: the number of kv heads.
     """
 
-    def __init__(self, call: Call, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
-        self._call, self._plane, self._heads = call, plane, heads
-        mask = call.mask
+    def __init__(self, spec: AttentionSpec, extras: Sequence[TensorBox], plane: Sequence[Any], heads: Any) -> None:
+        self._spec, self._plane, self._heads = spec, plane, heads
+        mask = spec.mask
         self._relations = [
             (component.RELATION, self._of_component(component, extras))
             for component in mask.others
@@ -43,7 +43,7 @@ class Vectors:
         self._varlen_layout = (
             [] if layout is None else [realized(extras[o.index]) for o in (layout.token_offset, layout.token_count)]
         )
-        self._operands = {name: self._operand(name, extras[part.operand.index]) for name, part in call.given.items()}
+        self._operands = {name: self._operand(name, extras[part.operand.index]) for name, part in spec.given.items()}
         self._seen: TensorBox | None = None
 
     def arguments(self, *, sums_keys: bool) -> list[TensorBox]:
@@ -54,7 +54,7 @@ class Vectors:
         Args:
             sums_keys: as in `templates.reads_keys`.
         """
-        traits, found = self._call.traits, [of[role] for relation, of in self._relations for role in relation.roles]
+        traits, found = self._spec.traits, [of[role] for relation, of in self._relations for role in relation.roles]
         if templates.reads_keys(traits, sums_keys=sums_keys):
             keys = self._seen_keys() if sums_keys and templates.decided_by_pairs(traits) else self._valid
             assert keys is not None
@@ -124,7 +124,7 @@ class Vectors:
         """
         if self._seen is not None:
             return self._seen
-        (batch, q_heads, q_len, kv_len), band = self._plane, self._call.mask.band
+        (batch, q_heads, q_len, kv_len), band = self._plane, self._spec.mask.band
         offset = kv_len - q_len if band.anchor == "bottom_right" else 0
         of_pairs = [of[role] for relation, of in self._relations for role in relation.pairs]
         by_head = not all(_is_broadcast(operand, 1) for operand in of_pairs)
@@ -177,10 +177,10 @@ def in_words(x: TensorBox) -> TensorBox:
 
 
 def sizes_of(
-    call: Call, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
+    spec: AttentionSpec, extras: Sequence[TensorBox], query: TensorBox, key: TensorBox, value: TensorBox
 ) -> templates.Sizes:
     """Returns the `Sizes` of a call for its templates; with a varlen layout the lengths are those of padded rows."""
-    guard, layout = V.graph.sizevars.guard_int, call.mask.varlen_layout
+    guard, layout = V.graph.sizevars.guard_int, spec.mask.varlen_layout
     (_, q_heads, q_len, head_dim), (_, heads, kv_len, _) = query.get_size(), key.get_size()
     if layout is not None:
         q_len = kv_len = extras[layout.token_offset.index].get_size()[0] * ROW_BLOCK

@@ -237,7 +237,7 @@ HELD = {
     "dash_inductor.explanations.explained": ("SiteExplanation",),
     "dash_inductor.planning.planner": ("plan",),
     "dash_inductor.model.site": ("Site",),
-    "dash_inductor.model.call": ("Call",),
+    "dash_inductor.model.attention_spec": ("AttentionSpec",),
     "dash_inductor.model.mask": ("Mask", "Band"),
     "dash_inductor.model.plan": ("Plan",),
 }

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import product
 
 from dash_inductor.kernels.families import HOPPER, PORTABLE
-from dash_inductor.model import Call, Mask, Site
+from dash_inductor.model import AttentionSpec, Mask, Site
 from dash_inductor.model.components import Operand
 from dash_inductor.model.dropout import Dropout
 from dash_inductor.model.mask import Band
@@ -34,21 +34,21 @@ def sites() -> Iterator[Site]:
     """Yields all sites of the sweep that some kernels cover."""
     for dtype, dims, (q_heads, kv_heads), (q_len, kv_len) in product(DTYPES, DIMS, HEADS, LENGTHS):
         head_dim, value_dim = dims if isinstance(dims, tuple) else (dims, dims)
-        for call in calls():
-            found = Site("cuda", dtype, 2, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, call)  # type: ignore[arg-type]
+        for spec in calls():
+            found = Site("cuda", dtype, 2, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, spec)  # type: ignore[arg-type]
             if PORTABLE.covers(found, ARCH) or HOPPER.covers(found, ARCH):
                 yield found
 
 
-def calls() -> Iterator[Call]:
+def calls() -> Iterator[AttentionSpec]:
     for before, after, data, p in product(BOUNDS, BOUNDS, DATA, (0.0, 0.1)):
         band = Band(None if after is None else -after, before)
         components = [str(band)] if band != Band() or data in ("", "bias") else []
         components += [data] if data not in ("", "bias") else []
-        call = Call(Mask.parse(" & ".join(components)), 0.125)
+        spec = AttentionSpec(Mask.parse(" & ".join(components)), 0.125)
         if data == "bias":
-            call = replace(call, bias=Bias(Operand(0), gradient=True))
-        yield replace(call, dropout=Dropout(p, Operand(len(call.operands)))) if p else call
+            spec = replace(spec, bias=Bias(Operand(0), gradient=True))
+        yield replace(spec, dropout=Dropout(p, Operand(len(spec.operands)))) if p else spec
 
 
 def why_portable(site: Site) -> str | None:
@@ -74,7 +74,7 @@ def main() -> None:
             counts[reason] = counts.get(reason, (0, site))[0] + 1, counts.get(reason, (0, site))[1]
     print(f"{total} sites, of which {sum(n for n, _ in counts.values())} run portable kernels on {ARCH}:")
     for reason, (count, site) in counts.items():
-        print(f"{count:6}  {reason}; for example {site.dtype}, head dim {site.head_dim}, {site.call}")
+        print(f"{count:6}  {reason}; for example {site.dtype}, head dim {site.head_dim}, {site.spec}")
 
 
 if __name__ == "__main__":

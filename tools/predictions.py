@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.shapes import SHAPES
 from dash_inductor.kernels.hopper.calibration import CALIBRATIONS, Backward, Forward
 from dash_inductor.kernels.hopper.prediction import backward_us, forward_us
-from dash_inductor.model import Call, Mask, Plan, Site
+from dash_inductor.model import AttentionSpec, Mask, Plan, Site
 from dash_inductor.planning import plan, prediction
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,9 +111,9 @@ def site_of(shape: str) -> Site:
     if match is None:
         raise SystemExit(f"no shape: {shape}")
     dim, heads, length = int(match[1]), int(match[5]), int(match[7])
-    call = Call(Mask.parse(match[3]), dim**-0.5)
+    spec = AttentionSpec(Mask.parse(match[3]), dim**-0.5)
     kv_heads, value_dim = int(match[6] or heads), int(match[2] or dim)
-    return Site("cuda", "bfloat16", int(match[4]), heads, kv_heads, length, length, dim, value_dim, call)
+    return Site("cuda", "bfloat16", int(match[4]), heads, kv_heads, length, length, dim, value_dim, spec)
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _document(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
     fallback = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Fallback) else None
     return {
-        "site": {**dataclasses.asdict(asked.site), "call": str(asked.site.call)},
+        "site": {**dataclasses.asdict(asked.site), "spec": str(asked.site.spec)},
         "arch": asked.arch,
         "gpu": asked.gpu,
         "plan": _plain(found) if isinstance(found, Plan) else None,

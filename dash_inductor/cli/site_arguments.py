@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..model.architectures import SAME_AS, WORKERS
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.components import COMPONENTS, Component, Operand, Segments
 from ..model.dropout import Dropout
 from ..model.mask import Anchor, Band, Mask
@@ -96,10 +96,10 @@ def request(arguments: argparse.Namespace) -> Request:
         if not 0 < arguments.dropout < 1:
             raise ArgumentError("dropout", arguments.dropout, "a number greater than 0 and less than 1")
         dropout = Dropout(arguments.dropout, Operand(operands))
-    call = Call(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
+    spec = AttentionSpec(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
     site = Site(
         "cpu" if arch == "cpu" else "cuda", arguments.dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim,
-        value_dim, call,
+        value_dim, spec,
     )  # fmt: skip
     gpu = arguments.arch.upper()
     return Request(site, arch, gpu if gpu in gpus() else GPU, data)

@@ -13,7 +13,7 @@ from ..config import config
 from ..graph.sizes import dense_order
 from ..kernels.execution import Gradients, Results, Run, Tensors
 from ..kernels.registry import execution
-from ..model.call import Call, Order
+from ..model.attention_spec import AttentionSpec, Order
 from ..model.mask import Band, Mask
 from ..model.plan import Fallback, Plan
 from ..model.reasons import Reason
@@ -93,7 +93,7 @@ def planned(asked: Asked) -> Planned | Fallback:
         kv_len=kv_len,
         head_dim=head_dim,
         value_dim=value.shape[3],
-        call=Call(
+        spec=AttentionSpec(
             Mask(Band(0, None) if asked.causal else Band()),
             float(head_dim**-0.5) if asked.scale is None else asked.scale,
         ),
@@ -117,8 +117,8 @@ def forward_of(found: Planned, tensors: tuple[Tensor, Tensor, Tensor], site: str
         tensors: query, key and value.
         site: the name of the record.
     """
-    call = replace(found.site.call, orders=_orders(tensors[:1]))
-    return _named(prepare_forward(tensors, (), (str(call), str(found.plan), site)), site)
+    spec = replace(found.site.spec, orders=_orders(tensors[:1]))
+    return _named(prepare_forward(tensors, (), (str(spec), str(found.plan), site)), site)
 
 
 def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
@@ -129,8 +129,8 @@ def backward_of(found: Planned, tensors: Tensors, site: str) -> RunBackward:
         tensors: grad_out, query, key, value, out and logsumexp.
         site: the name of the record.
     """
-    call = replace(found.site.call, orders=_orders(tensors[1:4]))
-    return _named(prepare_backward(tensors, (), (str(call), str(found.plan), site)), site)
+    spec = replace(found.site.spec, orders=_orders(tensors[1:4]))
+    return _named(prepare_backward(tensors, (), (str(spec), str(found.plan), site)), site)
 
 
 def _named(run: Run, site: str) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, is_alias, op_name, origin
 from ..graph.views import viewed
-from ..model.call import Order
+from ..model.attention_spec import Order
 from ..model.mask import Band
 from ..model.plan import Fallback
 from ..model.reasons import Reason
@@ -192,8 +192,8 @@ class Inputs:
             document (see `Documents`).  None without packing.
         data: the nodes that hold the mask, apart from the band: a mask tensor, document offsets, or the tensors that a
             mask_mod reads.
-        modifiers: the parameters of score modifiers, such as the softcap, by their names in `model.call.MODIFIERS`: a
-            number, a node that holds one, or None.
+        modifiers: the parameters of score modifiers, such as the softcap, by their names in
+            `model.attention_spec.MODIFIERS`: a number, a node that holds one, or None.
         bias: a float tensor that is added to the scores in addition to the mask and broadcasts to them; None without
             one.
         slopes: ALiBi slopes, fp32 [heads] or [batch, heads]: ``-slope * |i + kv_len - q_len - j|`` is added to the

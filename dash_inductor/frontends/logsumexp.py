@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..graph import sizes
 from ..graph.emit import Emitter
 from ..masks.documents import Documents
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.mask import Band
 from .attention import Forward, Gradient, Output
 
@@ -43,12 +43,12 @@ class LogSumExp(Output):
     past_end: float = math.inf
     multiple: int = 1
 
-    def cause(self, query: Tensor, call: Call) -> str:
+    def cause(self, query: Tensor, spec: AttentionSpec) -> str:
         """Return why this log-sum-exp cannot be computed from that of this package's forward; "" if it can.
 
         Args:
             query: [batch, heads, length, head dim].
-            call: the attention spec.
+            spec: the attention spec.
         """
         value: Tensor = self.node.meta["val"][self.index]
         length = query.shape[2]
@@ -58,16 +58,16 @@ class LogSumExp(Output):
             padded = (length + self.multiple - 1) // self.multiple * self.multiple
             # The operator's fake expresses the padded length by other symbols.
             wanted.append([*heads_first, padded if sizes.differ(value.shape[2], padded) else value.shape[2]])
-        if call.mask.varlen_layout is not None:
+        if spec.mask.varlen_layout is not None:
             wanted = [[query.shape[1], length]]
         if value.dtype != torch.float32 or not any(sizes.same_all(value.shape, size) for size in wanted):
             return f"its log-sum-exp is {value.dtype} {tuple(value.shape)}, which is not read"
-        if self.without_keys is None and _may_hide(call):
+        if self.without_keys is None and _may_hide(spec):
             return "a query may see no key, and what its log-sum-exp is then is not known"
         return ""
 
     def made_of(
-        self, emitter: Emitter, ours: Node, call: Call, query: Node, documents: Documents | None, before: Node
+        self, emitter: Emitter, ours: Node, spec: AttentionSpec, query: Node, documents: Documents | None, before: Node
     ) -> Node:
         """Return a node before `before` that holds this log-sum-exp, computed from that of this package's forward.
 
@@ -76,7 +76,7 @@ class LogSumExp(Output):
         Args:
             emitter: adds nodes.
             ours: the log-sum-exp of this package's forward, see `operators.attention`.
-            call: the attention spec.
+            spec: the attention spec.
             query: the query of the call in the graph.
             documents: the documents of packed tokens; None if they are not packed.
             before: the node before which nodes are added.
@@ -88,7 +88,7 @@ class LogSumExp(Output):
             return emitter.call(target, args, before=before, like=like)
 
         found = ours
-        if call.traits.biased:  # Note [Log-sum-exp in two parts]
+        if spec.traits.biased:  # Note [Log-sum-exp in two parts]
             (batch, length), heads = (emitter.size(query, d, before=before, like=like) for d in (0, 2)), _heads(ours)
             parts = make(aten.view.default, ours, [batch, heads, 2, length])
             largest, excess = (make(aten.select.int, parts, 2, part) for part in (0, 1))
@@ -97,7 +97,7 @@ class LogSumExp(Output):
             tokens = emitter.size(query, 0, before=before, like=like)
             rows = documents.rows_of_tokens(emitter, tokens, before)
             found = make(aten.squeeze.dim, make(aten.index.Tensor, found, [None, None, rows]), 0)
-        if self.without_keys != -math.inf and _may_hide(call):
+        if self.without_keys != -math.inf and _may_hide(spec):
             sees = make(aten.ne.Scalar, found, -math.inf)
             found = make(aten.where.ScalarOther, sees, found, self._in_natural_log(self.without_keys))
         if self.base != math.e:
@@ -151,12 +151,12 @@ def gradient_of(emitter: Emitter, gradient: Gradient, logsumexp: Node, query: No
     return make(aten.where.ScalarSelf, make(aten.isinf.default, rows), 0.0, found)
 
 
-def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozenset()) -> str:
+def cause_of_results(forward: Forward, spec: AttentionSpec, backwards: Set[Node] = frozenset()) -> str:
     """Return why this package's forward cannot provide all results that the program reads; "" if it can.
 
     Args:
         forward: the forward in the graph.
-        call: the attention spec.
+        spec: the attention spec.
         backwards: nodes that may read any result, because they do not count as readers.
     """
     if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has checked it
@@ -168,12 +168,12 @@ def cause_of_results(forward: Forward, call: Call, backwards: Set[Node] = frozen
         return ""
     if not isinstance(forward.logsumexp, LogSumExp):
         return "its log-sum-exp has other users"
-    return forward.logsumexp.cause(forward.inputs.query.tensor, call)
+    return forward.logsumexp.cause(forward.inputs.query.tensor, spec)
 
 
-def _may_hide(call: Call) -> bool:
+def _may_hide(spec: AttentionSpec) -> bool:
     """Return whether a query may see no key."""
-    return call.bias is not None or bool(call.mask.operands) or call.mask.band not in _NEVER_ALONE
+    return spec.bias is not None or bool(spec.mask.operands) or spec.mask.band not in _NEVER_ALONE
 
 
 def _heads(logsumexp: Node) -> int:

@@ -23,7 +23,7 @@ from torch.fx import Node
 from ..graph.emit import Emitter
 from ..graph.nodes import Argument, op_name
 from ..graph.sizes import Dim, dense_order, same, same_all, specialised, static
-from ..model.call import Order
+from ..model.attention_spec import Order
 from .attention import Axes, Sink
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -18,7 +18,7 @@ from torch.fx import Node
 from ..graph import sizes
 from ..graph.emit import Emitter
 from ..graph.nodes import called, is_functionalized
-from ..model.call import Order
+from ..model.attention_spec import Order
 from .attention import Axes, Output, Sink, between
 
 aten = torch.ops.aten

@@ -1,10 +1,10 @@
 """The data types shared by matching, planning, lowering and kernels: pure data, standard library only.
 
-`docs/glossary.md` defines the terms.  Matching creates a `Site`, whose `Call` specifies what is computed; planning
-makes a `Decision` about it; lowering and kernels read `Call` and `Plan`.
+`docs/glossary.md` defines the terms.  Matching creates a `Site`, whose `AttentionSpec` says what is computed; planning
+makes a `Decision` about it; lowering and kernels read `AttentionSpec` and `Plan`.
 """
 
-from .call import Call, Order
+from .attention_spec import AttentionSpec, Order
 from .components import Component, Dense, Interval, Keys, Operand, Segments, VarlenLayout
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
@@ -17,9 +17,9 @@ from .traits import Traits
 __all__ = [
     "MAX_LENGTH",
     "Anchor",
+    "AttentionSpec",
     "Band",
     "Bias",
-    "Call",
     "Component",
     "DType",
     "Decision",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .call import Call
+from .attention_spec import AttentionSpec
 from .dropout import Dropout
 from .mask import Band, Mask
 from .relations import BETWEEN, PAIRS
@@ -36,7 +36,7 @@ class Site:
     kv_len: int | None
     head_dim: int
     value_dim: int
-    call: Call
+    spec: AttentionSpec
     allow_tf32: bool = False
 
     @property
@@ -46,23 +46,23 @@ class Site:
 
     @property
     def mask(self) -> Mask:
-        """The attention mask of the site's call (`call.mask`), as components, not as a tensor."""
-        return self.call.mask
+        """The attention mask of the site's call (`spec.mask`), as components, not as a tensor."""
+        return self.spec.mask
 
     @property
     def band(self) -> Band:
         """The band of the call's mask."""
-        return self.call.mask.band
+        return self.spec.mask.band
 
     @property
     def scale(self) -> float:
         """The scale of the call's scores."""
-        return self.call.scale
+        return self.spec.scale
 
     @property
     def dropout(self) -> Dropout | None:
         """The dropout of the call."""
-        return self.call.dropout
+        return self.spec.dropout
 
     @property
     def likely_band(self) -> Band | None:

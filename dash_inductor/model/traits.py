@@ -24,9 +24,9 @@ class Traits:
         varlen: the mask is defined on rows of packed tokens, see `model.VarlenLayout`.
         numbers: a component that can use the positions of the keys, such as an interval, reads a tensor of numbers
             instead.
-        modifiers: the names of the score modifiers besides scale and bias, see `Call.modifiers`.
+        modifiers: the names of the score modifiers besides scale and bias, see `AttentionSpec.modifiers`.
         low_scores: a bound keeps scores so close to zero that the softmax needs no maximum, see
-            `model.call.LOW_SOFTCAP`.
+            `model.attention_spec.LOW_SOFTCAP`.
         logsumexp: in a forward, the program reads the log-sum-exp.
     """
 

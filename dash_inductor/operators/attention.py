@@ -1,11 +1,11 @@
 """The graph operators for attention's forward and backward and the dropout seed: schemas, fake and eager kernels.
 
-    attention_forward(query, key, value, extras, call, plan, site) -> (out, logsumexp)
-    attention_backward(grad_out, query, key, value, out, logsumexp, extras, call, plan, site) -> [dq, dk, dv, ...]
+    attention_forward(query, key, value, extras, spec, plan, site) -> (out, logsumexp)
+    attention_backward(grad_out, query, key, value, out, logsumexp, extras, spec, plan, site) -> [dq, dk, dv, ...]
     dropout_seed(drawn, site) -> seed
 
-The call names the results of a backward, see `Call.results`: the gradient of a bias, if the graph needs it, follows dq,
-dk and dv, or delta, from which the gradient of sinks is computed.
+The attention spec names the results of a backward, see `AttentionSpec.results`: the gradient of a bias, if the graph
+needs it, follows dq, dk and dv, or delta, from which the gradient of sinks is computed.
 
 Shapes:
     query, grad_out, out: [batch, q heads, q_len, head dim (that of value for the latter two)].
@@ -19,8 +19,9 @@ For a packed (varlen) mask (`model.VarlenLayout`), the log-sum-exp has padded ro
 have none, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
 
 `extras` holds the tensors to which the call refers by index, followed by the tables of `table_ops` for Hopper kernels
-that read tile tables.  `call` and `plan` are texts (`model.Call`, `model.Plan`); `site` is the name of the site's
-record with the module path.  So every graph dump, generated code and profile shows what was decided for which site.
+that read tile tables.  `spec` and `plan` are texts (`model.AttentionSpec`, `model.Plan`); `site` is the name of the
+site's record with the module path.  So every graph dump, generated code and profile shows what was decided for which
+site.
 
 Importing this module imports torch and defines the operators; Inductor's lowerings are in `dash_inductor.lowering`.
 """
@@ -37,7 +38,7 @@ from torch import Tensor
 from ..errors import ArgumentError, DashError
 from ..kernels.common.layouts import as_given, empty_ordered, heads_first
 from ..kernels.execution import Run
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.mask import ROW_BLOCK
 from ..model.plan import Plan
 from ..upstream import profiler
@@ -57,7 +58,7 @@ for _name, _tensors, _results in (
 ):
     _arguments = ", ".join(f"Tensor {tensor}" for tensor in _tensors)
     _lib.define(
-        f"{_name}({_arguments}, Tensor[] extras, str call, str plan, str site) -> {_results}",
+        f"{_name}({_arguments}, Tensor[] extras, str spec, str plan, str site) -> {_results}",
         tags=(torch.Tag.needs_fixed_stride_order,),
     )
 _lib.define("dropout_seed(Tensor drawn, str site) -> Tensor")
@@ -67,19 +68,19 @@ attention_backward = torch.ops.dash_inductor.attention_backward.default
 dropout_seed = torch.ops.dash_inductor.dropout_seed.default
 
 
-def numbers_per_row(call: Call) -> int:
+def numbers_per_row(spec: AttentionSpec) -> int:
     """The number of fp32 values per row of the log-sum-exp: two with a bias, else one.
 
     With a bias they are the largest score and a logarithm in base 2; Note [Log-sum-exp in two parts] in
     kernels/portable/device/tiles.py gives the reason.  All first values precede all second ones.
     """
-    return 2 if call.traits.biased else 1
+    return 2 if spec.traits.biased else 1
 
 
 def _fake_forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], call: str, plan: str, site: str
+    query: Tensor, key: Tensor, value: Tensor, extras: list[Tensor], spec: str, plan: str, site: str
 ) -> tuple[Tensor, Tensor]:
-    parsed = _parsed(call, extras, results=1)
+    parsed = _parsed(spec, extras, results=1)
     (order,) = parsed.orders
     query, value = heads_first((query, value), parsed)
     out = empty_ordered([*query.shape[:3], value.shape[3]], order, query)
@@ -98,11 +99,11 @@ def _fake_backward(
     out: Tensor,
     logsumexp: Tensor,
     extras: list[Tensor],
-    call: str,
+    spec: str,
     plan: str,
     site: str,
 ) -> list[Tensor]:
-    parsed = _parsed(call, extras, results=3)
+    parsed = _parsed(spec, extras, results=3)
     tensors = heads_first((query, key, value), parsed)
     found = [
         as_given(empty_ordered(tensor.shape, order, tensor), parsed)
@@ -125,7 +126,7 @@ def bias_gradient_size(query: Sequence[Any], kv_len: Any, summed: Sequence[int])
     return [1 if dim in summed else size for dim, size in enumerate((*query[:3], kv_len))]
 
 
-def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
+def _parsed(text: str, extras: Sequence[Tensor], results: int) -> AttentionSpec:
     """Parses a call, and checks that it has the layouts of `results` results and that all its operands are in `extras`.
 
     A varlen mask has no delta, because its rows are not tokens.
@@ -133,15 +134,15 @@ def _parsed(text: str, extras: Sequence[Tensor], results: int) -> Call:
     Raises:
         ArgumentError: one of these checks fails.
     """
-    call = Call.parse(text)
-    if call.delta and call.mask.varlen_layout is not None:
-        raise ArgumentError("call", text, "one whose mask is not one of rows")
-    if len(call.orders) != results:
-        raise ArgumentError("call", text, f"orders of {results} results")
-    missing = [operand.index for operand in call.operands if operand.index >= len(extras)]
+    spec = AttentionSpec.parse(text)
+    if spec.delta and spec.mask.varlen_layout is not None:
+        raise ArgumentError("spec", text, "one whose mask is not one of rows")
+    if len(spec.orders) != results:
+        raise ArgumentError("spec", text, f"orders of {results} results")
+    missing = [operand.index for operand in spec.operands if operand.index >= len(extras)]
     if missing:
         raise ArgumentError("extras", f"{len(extras)} tensors", f"more: the call {text} reads number {missing[0]}")
-    return call
+    return spec
 
 
 def prepare_forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], texts: Texts) -> Run:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.components import Segments
 from ..model.mask import ROW_BLOCK
 from ..upstream.dispatch import OpOverload
@@ -29,9 +29,9 @@ def register(forward: OpOverload, backward: OpOverload) -> None:
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: str, *_: Any, out_val: Any = None
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], spec: str, *_: Any, out_val: Any = None
 ) -> int:
-    return _count(sdpa_flop_count, (query, key, value), extras, call)
+    return _count(sdpa_flop_count, (query, key, value), extras, spec)
 
 
 def _backward(
@@ -42,14 +42,14 @@ def _backward(
     out: Tensor,
     logsumexp: Tensor,
     extras: Sequence[Tensor],
-    call: str,
+    spec: str,
     *_: Any,
     out_val: Any = None,
 ) -> int:
-    return _count(sdpa_backward_flop_count, (grad_out, query, key, value), extras, call)
+    return _count(sdpa_backward_flop_count, (grad_out, query, key, value), extras, spec)
 
 
-def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Sequence[Tensor], call: str) -> int:
+def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: str) -> int:
     """Evaluates a formula of PyTorch, summed over the documents of a packed mask.
 
     Args:
@@ -57,7 +57,7 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
         tensors: the tensors whose shapes it takes: the gradient of the output (backward only), query, key and value;
             key and value may have fewer heads.
     """
-    query, segments = tensors[-3], Call.parse(call).mask.segments
+    query, segments = tensors[-3], AttentionSpec.parse(spec).mask.segments
     heads = query.shape[1]
     if segments is None or segments.varlen_layout is None:
         # the formulas of torch 2.11 do not support grouped heads

@@ -26,7 +26,7 @@ _KEPT = 1024
 def prepared(prepare: Prepare, tensors: int) -> Callable[..., Any]:
     """Returns an operator's implementation that builds a launcher for each combination of tensor layouts and caches it.
 
-    The implementation is called as (*tensors, extras, call, plan, site name) -> results.  The caller may append one
+    The implementation is called as (*tensors, extras, spec, plan, site name) -> results.  The caller may append one
     text that identifies the layouts of all tensors; then they are not computed again.
 
     Args:

@@ -41,9 +41,9 @@ def components(site: Site) -> str:
     "logsumexp" is added if the program reads the log-sum-exp.  Dropout is left out, because it has a part of its own in
     the key.
     """
-    modifiers = [f"{name} {value!r}" for name, value in site.call.modifiers.items()]
-    operands = [name for name in site.call.of_forward.given if name != "dropout"]
-    return " + ".join([str(site.mask), *modifiers, *operands, *(["logsumexp"] if site.call.logsumexp else [])])
+    modifiers = [f"{name} {value!r}" for name, value in site.spec.modifiers.items()]
+    operands = [name for name in site.spec.of_forward.given if name != "dropout"]
+    return " + ".join([str(site.mask), *modifiers, *operands, *(["logsumexp"] if site.spec.logsumexp else [])])
 
 
 def _shape(tiles: Tiles) -> str:

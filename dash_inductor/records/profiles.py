@@ -50,7 +50,7 @@ class ProfileRun:
     Attributes:
         site: the site's name; "" for a call of the operator outside of a compiled graph.
         number: the number of this call among the recorded calls with the same name, from 1.
-        meta: facts about the call: ``kernel``, ``plan``, ``call``, ``gpu``, ``sms``, ``shape`` and others.
+        meta: facts about the call: ``kernel``, ``plan``, ``spec``, ``gpu``, ``sms``, ``shape`` and others.
         heads: the number of query heads (over all batch elements) whose times fit into `BYTES_OF_A_CALL`.
         written: whether the call has been written to a file.
     """

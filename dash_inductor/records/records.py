@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..model.call import Call
+from ..model.attention_spec import AttentionSpec
 from ..model.plan import Plan
 from ..model.reasons import Reason
 from ..model.site import Site
@@ -149,7 +149,7 @@ class SiteRecord:
         site = None
         if self.site is not None:
             site = {field.name: getattr(self.site, field.name) for field in dataclasses.fields(Site)}
-            site["call"] = str(self.site.call)
+            site["spec"] = str(self.site.spec)
         plan = None
         if self.plan is not None:
             plan = {"text": str(self.plan), **{name: getattr(self.plan, name) for name in _OF_PLAN}}
@@ -186,7 +186,7 @@ class SiteRecord:
         return SiteRecord(
             **{name: given[name] for name in _PLAIN},
             reason=Reason(reason) if reason else None,
-            site=Site(**{**site, "call": Call.parse(site["call"])}) if site else None,
+            site=Site(**{**site, "spec": AttentionSpec.parse(site["spec"])}) if site else None,
             plan=dataclasses.replace(Plan.parse(plan["text"]), **{n: plan[n] for n in _OF_PLAN}) if plan else None,
             tensors=Tensors.from_dict(given["tensors"]) if given["tensors"] else None,
             inputs=tuple(given["inputs"]),

@@ -125,7 +125,7 @@ def in_words(site: Site) -> str:
         dims,
         str(site.band),
         *(words.get(name, name) for name in names),
-        *(["a bias"] if site.call.bias is not None else []),
+        *(["a bias"] if site.spec.bias is not None else []),
     ]
     facts += [f"dropout {site.dropout.p:g}"] if site.dropout is not None else []
     return ", ".join([*facts, site.dtype])

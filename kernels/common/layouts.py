@@ -13,32 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ..execution import Run
 from .strides import dense_strides
 
 
-def heads_first(tensors: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+def heads_first(tensors: Sequence[Tensor], spec: AttentionSpec) -> Sequence[Tensor]:
     """Returns the operator's tensors as kernels see them, [batch, heads, length, head dim].
 
     Packed tensors, [tokens, heads, head dim], become views with batch size 1; others are returned as they are.
     """
-    return tensors if call.mask.varlen_layout is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
+    return tensors if spec.mask.varlen_layout is None else [tensor.unsqueeze(0).transpose(1, 2) for tensor in tensors]
 
 
-def as_given(result: Tensor, call: Call) -> Tensor:
+def as_given(result: Tensor, spec: AttentionSpec) -> Tensor:
     """Returns a kernel's result in the operator's shape: the inverse of `heads_first`, for one tensor."""
-    return result if call.mask.varlen_layout is None else result.transpose(1, 2).squeeze(0)
+    return result if spec.mask.varlen_layout is None else result.transpose(1, 2).squeeze(0)
 
 
-def of_operator(numbers: Sequence[int], call: Call) -> tuple[int, ...]:
+def of_operator(numbers: Sequence[int], spec: AttentionSpec) -> tuple[int, ...]:
     """Converts a kernel result's shape, or its strides, to those of the operator's result (`as_given`)."""
-    return tuple(numbers) if call.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
+    return tuple(numbers) if spec.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 
-def are_rows_dense(call: Call) -> bool:
+def are_rows_dense(spec: AttentionSpec) -> bool:
     """Returns whether `call.orders` has the head dimension innermost in every result, as kernels write it."""
-    return all(order[-1] == 3 for order in call.orders)
+    return all(order[-1] == 3 for order in spec.orders)
 
 
 def kernel_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -61,13 +61,13 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
     return like.new_empty([size[d] for d in order]).permute(inverse)
 
 
-def in_orders(run: Run, call: Call) -> Run:
+def in_orders(run: Run, spec: AttentionSpec) -> Run:
     """Wraps `run`, whose results may have any layouts, so that results have the layouts of `call.orders`."""
 
     def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
         results = run(args)
-        given = heads_first(results[: len(call.orders)], call)
-        dense = [as_given(_with_order(*each), call) for each in zip(given, call.orders, strict=True)]
+        given = heads_first(results[: len(spec.orders)], spec)
+        dense = [as_given(_with_order(*each), spec) for each in zip(given, spec.orders, strict=True)]
         return *dense, *results[len(dense) :]
 
     return ordered

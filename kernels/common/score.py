@@ -1,8 +1,8 @@
 """Scores of query-key products: the softcap, its derivative, and the constants that kernels need for both.
 
-A score is ``scale * product``.  With `Call.softcap` it is ``softcap * tanh(scale * product / softcap)``, and its
-derivative with respect to the scaled product is ``1 - tanh**2``.  A bias is added after that, and the mask is applied
-last.
+A score is ``scale * product``.  With `AttentionSpec.softcap` it is ``softcap * tanh(scale * product / softcap)``, and
+its derivative with respect to the scaled product is ``1 - tanh**2``.  A bias is added after that, and the mask is
+applied last.
 
 There are three implementations: PyTorch here, Triton in `device.score`, and Gluon for sm_90 in `device.score_gluon`,
 which stays within ``2**-17 * softcap`` of this one.  Code that computes scores or compiles kernels calls this module
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.traits import Traits
 from .arguments import Group
 
@@ -34,27 +34,27 @@ BOUND = Group({"slope": "fp32"})
 """Arguments of Gluon kernels for a softcap.  slope: factor from products to arguments of `device.score_gluon`."""
 
 
-def score(scaled: Tensor, call: Call) -> Tensor:
+def score(scaled: Tensor, spec: AttentionSpec) -> Tensor:
     """Computes scores, without a bias, from products of query and key that are already scaled: applies the softcap."""
-    return scaled if call.softcap is None else call.softcap * torch.tanh(scaled / call.softcap)
+    return scaled if spec.softcap is None else spec.softcap * torch.tanh(scaled / spec.softcap)
 
 
-def derivative(gradient: Tensor, scaled: Tensor, call: Call) -> Tensor:
+def derivative(gradient: Tensor, scaled: Tensor, spec: AttentionSpec) -> Tensor:
     """Computes the gradient with respect to scaled products from `gradient`, the one with respect to their scores."""
-    return gradient if call.softcap is None else gradient * (1.0 - torch.tanh(scaled / call.softcap) ** 2)
+    return gradient if spec.softcap is None else gradient * (1.0 - torch.tanh(scaled / spec.softcap) ** 2)
 
 
-def constants(call: Call) -> dict[str, float]:
+def constants(spec: AttentionSpec) -> dict[str, float]:
     """Returns the compile-time constants of portable kernels for scores, by name: the scale, and the softcap or 0."""
-    return dict(zip(CONSTANTS, (call.scale, call.softcap or 0.0), strict=True))
+    return dict(zip(CONSTANTS, (spec.scale, spec.softcap or 0.0), strict=True))
 
 
-def slope_after_score(call: Call) -> float:
+def slope_after_score(spec: AttentionSpec) -> float:
     """Returns the factor by which the portable forward multiplies its value for each pair to get natural scores.
 
     It keeps products, so this is the scale; with a softcap it keeps scores, and this is 1.
     """
-    return call.scale if call.softcap is None else 1.0
+    return spec.scale if spec.softcap is None else 1.0
 
 
 def bound(traits: Traits) -> Group | None:
@@ -62,21 +62,21 @@ def bound(traits: Traits) -> Group | None:
     return BOUND if "softcap" in traits.modifiers else None
 
 
-def bound_values(call: Call) -> tuple[Any, ...] | None:
+def bound_values(spec: AttentionSpec) -> tuple[Any, ...] | None:
     """Returns the arguments of the group `bound` for a launch, or None without a softcap.
 
     Raises:
         ArgumentError: a number that the kernels derive from the softcap is not a normal fp32 number.
     """
-    if call.softcap is None:
+    if spec.softcap is None:
         return None
-    slope = ARGUMENT * call.scale / call.softcap
-    if abs(slope) > LARGEST or 0.0 < abs(slope) < LEAST_NORMAL or not LEAST_NORMAL <= factor(call) <= LARGEST:
-        allowed = f"a number that fp32 holds, and the scale {call.scale} divided by it, too"
-        raise ArgumentError("softcap", call.softcap, allowed)
+    slope = ARGUMENT * spec.scale / spec.softcap
+    if abs(slope) > LARGEST or 0.0 < abs(slope) < LEAST_NORMAL or not LEAST_NORMAL <= factor(spec) <= LARGEST:
+        allowed = f"a number that fp32 holds, and the scale {spec.scale} divided by it, too"
+        raise ArgumentError("softcap", spec.softcap, allowed)
     return BOUND.values(slope=slope)
 
 
-def factor(call: Call) -> float:
+def factor(spec: AttentionSpec) -> float:
     """Returns the factor by which Gluon kernels multiply products, or with a softcap tanh, to get scores in base 2."""
-    return (call.scale if call.softcap is None else call.softcap) * LOG2E
+    return (spec.scale if spec.softcap is None else spec.softcap) * LOG2E

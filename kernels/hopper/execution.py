@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...config import config
 from ...errors import ArgumentError
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.plan import Plan
 from ...model.site import Site
 from ..execution import Execution, Run
@@ -21,33 +21,33 @@ from ..reference import execution as reference
 from .family import FAMILY
 
 
-def _backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
+def _backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str) -> Run:
     if not tensors[0].is_cuda:
-        return reference.backward(tensors, extras, call, plan, site)
-    _check_data(call)
+        return reference.backward(tensors, extras, spec, plan, site)
+    _check_data(spec)
     from .backward.launch import prepare
 
-    return prepare(tensors, extras, call, plan, site)
+    return prepare(tensors, extras, spec, plan, site)
 
 
-def _forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str) -> Run:
+def _forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str) -> Run:
     if not tensors[0].is_cuda:
-        return reference.forward(tensors, extras, call, plan, site)
-    _check_data(call)
+        return reference.forward(tensors, extras, spec, plan, site)
+    _check_data(spec)
     from .forward.build import check_tiles, tile_dims
     from .forward.launch import prepare
 
     query, _, value = tensors
     assert plan.forward_tiles is not None
     check_tiles(tile_dims(query.shape[-1], value.shape[-1]), plan.forward_tiles)
-    return prepare(tensors, extras, call)
+    return prepare(tensors, extras, spec)
 
 
-def _check_data(call: Call) -> None:
+def _check_data(spec: AttentionSpec) -> None:
     """Raises ArgumentError unless the kernels support every trait of a call."""
-    lacks = FAMILY.lacks(call.traits)
+    lacks = FAMILY.lacks(spec.traits)
     if lacks:
-        raise ArgumentError("call", str(call), f"one whose kernels need not {' or '.join(lacks)}")
+        raise ArgumentError("spec", str(spec), f"one whose kernels need not {' or '.join(lacks)}")
 
 
 def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:

@@ -24,14 +24,14 @@ def _narrow(site: Site) -> str | None:
     head; plans do not depend on the number of heads in a group.
     """
     reach = max(NARROW + 1 if bound is None else abs(bound) for bound in (site.band.lo, site.band.hi))
-    measured = site.call.traits.asks <= {"keys", "dropout"}
+    measured = site.spec.traits.asks <= {"keys", "dropout"}
     if dims_of_tile(site.head_dim, site.value_dim) != (64, 64) or not 0 < reach <= NARROW or not measured:
         return None
     return f"a window of at most {NARROW} to either side takes longer on Hopper kernels: benchmarks/results/bands.json"
 
 
 def _fits_tables(site: Site) -> bool:
-    return fit_tables([kind.RELATION for kind in site.call.traits.kinds])
+    return fit_tables([kind.RELATION for kind in site.spec.traits.kinds])
 
 
 class Hopper(Family):
@@ -65,7 +65,7 @@ class Hopper(Family):
         both.
         """
         dims = dims_of_tile(site.head_dim, site.value_dim)
-        able = not self.lacks(site.call.traits) and (not site.call.traits.data or backward == self.name)
+        able = not self.lacks(site.spec.traits) and (not site.spec.traits.data or backward == self.name)
         return (
             FORWARD_CONFIGS[dims].tiles if self.runs_on(arch, BITS[site.dtype]) and dims is not None and able else None
         )
@@ -77,8 +77,8 @@ class Hopper(Family):
         return super().covers(site, arch) and _fits_tables(site)
 
     def why_not(self, site: Site, arch: str) -> str:
-        if self.covers_dims(site, arch) and not self.lacks(site.call.traits) and not _fits_tables(site):
-            others = " and ".join(kind.NAME for kind in site.call.traits.kinds if not kind.RELATION.segment_ids)
+        if self.covers_dims(site, arch) and not self.lacks(site.spec.traits) and not _fits_tables(site):
+            others = " and ".join(kind.NAME for kind in site.spec.traits.kinds if not kind.RELATION.segment_ids)
             return f"its tables have no room for {others} together"
         return super().why_not(site, arch)
 

@@ -49,8 +49,8 @@ def unpredicted(
         return f"head dims {site.head_dim} and {site.value_dim} are not calibrated on an {gpu}"
     if site.mask.segments is not None and documents is None:
         return "the time depends on the documents, which are data"
-    if site.call.traits.asks and (dims != (128, 128) or not site.call.traits.asks <= {"segments", *DATA}):
-        kinds = ", ".join(sorted(site.call.traits.asks))
+    if site.spec.traits.asks and (dims != (128, 128) or not site.spec.traits.asks <= {"segments", *DATA}):
+        kinds = ", ".join(sorted(site.spec.traits.asks))
         return f"{kinds} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
     if not _is_calibrated(_scheduled(site)):
         return f"the mask {site.band} is not calibrated"
@@ -70,9 +70,9 @@ def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | Non
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
     _, q_len, kv_len = _sizes(site)
-    if suits_parts(site.call.traits, q_len, kv_len, site.group):
+    if suits_parts(site.spec.traits, q_len, kv_len, site.group):
         return None
-    return None if arch != ARCH or site.call.traits.asks or not _is_calibrated(site.band) else found
+    return None if arch != ARCH or site.spec.traits.asks or not _is_calibrated(site.band) else found
 
 
 def _scheduled(site: Site) -> Band:
@@ -121,7 +121,7 @@ def backward_us(plan: Plan, site: Site, calibration: Calibration, documents: Doc
     elements = problem.batch * site.q_heads * problem.q_len * site.head_dim / 2**25
     after = max(calibration.after * elements - idle, 0.0)
     plain = calibration.launch + calibration.before * elements + main + after
-    return plain * math.prod(DATA[kind] for kind in site.call.traits.data - {"segments"})
+    return plain * math.prod(DATA[kind] for kind in site.spec.traits.data - {"segments"})
 
 
 def _main(

@@ -129,7 +129,7 @@ class Portable(Family):
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]
-        if site.call.bias is None or arch != "sm_80":
+        if site.spec.bias is None or arch != "sm_80":
             return found
         # A tile of the bias takes the registers that loading ahead needs: with two stages there are too few.
         return tuple(replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found)
@@ -138,12 +138,12 @@ class Portable(Family):
         if arch == "cpu":
             return None
         found = forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
-        if site.call.bias is None:
+        if site.spec.bias is None:
             return found
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
         is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
         is_full = is_narrow or (is_wide and arch == "sm_100")
-        if not is_full and not site.call.traits.has("dense"):
+        if not is_full and not site.spec.traits.has("dense"):
             return found
         return replace(found, num_stages=max(1, found.num_stages - 1))
 

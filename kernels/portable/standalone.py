@@ -88,24 +88,24 @@ def render(plan: Plan, site: Site, strides: dict[str, Sequence[int]] | None = No
     if plan.kernel != FAMILY.name:
         raise ArgumentError("plan", str(plan), "a plan of the portable kernel")
     batch, q_len, kv_len = _sizes(site)
-    site = replace(site, call=site.call.of_backward)
+    site = replace(site, spec=site.spec.of_backward)
     schedule = schedules.define(plan.schedule, site.band)
     kernels = []
-    gradient = site.call.bias is not None and site.call.bias.gradient
+    gradient = site.spec.bias is not None and site.spec.bias.gradient
     if plan.dq is not None and gradient:
         kernels.append(render_dq_bias(plan, site, strides))
     elif plan.dq is not None:
         programs = batch * site.q_heads * -(-q_len // plan.dq.block_q)
-        text = templates.dq_template(site.call.traits)
+        text = templates.dq_template(site.spec.traits)
         kernels.append(_render(text, plan, plan.dq, site, strides or {}, "DQ_OUT", programs, templates.dq_constants()))
     else:
         programs = batch * site.q_heads * -(-q_len // plan.dkdv.block_q)
-        text = templates.delta_template(site.mask.varlen_layout is not None, site.call.traits.reads("grad_logsumexp"))
+        text = templates.delta_template(site.mask.varlen_layout is not None, site.spec.traits.reads("grad_logsumexp"))
         kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DELTA", programs, {}))
     kv_tiles = -(-kv_len // plan.dkdv.block_kv)
     ctas_per_head = -(-kv_tiles // schedule.parts)
     extra = {"ORDERED": plan.dq is None, "PARTS": schedule.parts}
-    text = templates.dkdv_template(plan.schedule, site.call.traits)
+    text = templates.dkdv_template(plan.schedule, site.spec.traits)
     programs = batch * site.kv_heads * ctas_per_head
     kernels.append(_render(text, plan, plan.dkdv, site, strides or {}, "DK_OUT", programs, extra))
     if gradient:
@@ -130,7 +130,7 @@ def render_dq_bias(
     """
     _, q_len, _ = _sizes(site)
     tiles = templates.dq_bias_tiles(plan)
-    text = templates.dq_bias_template(site.call.traits, adds=bool(summed))
+    text = templates.dq_bias_template(site.spec.traits, adds=bool(summed))
     programs = _planes(site, summed) * -(-q_len // tiles.block_q)
     extra = templates.dq_constants(summed)
     return _render(text, plan, tiles, site, strides or {}, "DQ_OUT", programs, extra, interpret=interpret)
@@ -146,8 +146,8 @@ def render_bias_gradient(
 ) -> Rendered:
     """Renders the kernel that computes only the bias gradient, for static sizes; arguments as for `render_dq_bias`."""
     _, q_len, kv_len = _sizes(site)
-    tiles = templates.bias_gradient_tiles(plan, site.call.traits)
-    text = templates.bias_gradient_template(site.call.traits)
+    tiles = templates.bias_gradient_tiles(plan, site.spec.traits)
+    text = templates.bias_gradient_template(site.spec.traits)
     programs = _planes(site, summed) * -(-q_len // tiles.block_q) * -(-kv_len // tiles.block_kv)
     extra = templates.bias_gradient_constants(summed)
     return _render(text, plan, tiles, site, strides or {}, "DBIAS", programs, extra, interpret=interpret)
@@ -178,9 +178,9 @@ def render_forward(
     if plan.forward != FAMILY.name or tiles is None:
         raise ArgumentError("plan", str(plan), "a plan with the portable forward and its tiles")
     batch, q_len, _ = _sizes(site)
-    site = replace(site, call=site.call.of_forward)
-    text = templates.forward_template(site.call.traits)
-    extra = templates.forward_constants(site.call)
+    site = replace(site, spec=site.spec.of_forward)
+    text = templates.forward_template(site.spec.traits)
+    extra = templates.forward_constants(site.spec)
     programs = batch * site.q_heads * -(-q_len // tiles.block_q)
     return _render(text, plan, tiles, site, strides or {}, "OUT", programs, extra, interpret=interpret)
 
@@ -201,7 +201,7 @@ def _tensors(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     q_shape, kv_shape = (*rows, site.head_dim), (*keys, site.head_dim)
     out_shape, v_shape = (*rows, site.value_dim), (*keys, site.value_dim)
     dtype, fp32 = _TYPES[site.dtype], "*fp32"
-    sums = (*rows[:2], 2 * q_len if site.call.traits.biased else q_len)
+    sums = (*rows[:2], 2 * q_len if site.spec.traits.biased else q_len)
     return {
         "Q": (q_shape, dtype), "K": (kv_shape, dtype), "V": (v_shape, dtype), "DO": (out_shape, dtype),
         "LSE": (sums, fp32), "DELTA": (rows, fp32), "OUT": (out_shape, dtype), "DV": (v_shape, dtype),
@@ -230,10 +230,10 @@ def _axes(site: Site) -> dict[Axis, int]:
 def _of_components(site: Site) -> dict[str, tuple[Sequence[int], str]]:
     """Returns the same as `_tensors`, for the operands of mask components."""
     sizes = _axes(site)
-    kinds = [kind.RELATION for kind in site.call.traits.kinds if not kind.RELATION.is_of_keys]
+    kinds = [kind.RELATION for kind in site.spec.traits.kinds if not kind.RELATION.is_of_keys]
     return {
         name: (tuple(sizes[axis] for axis in relation.axes(role)), "*i1" if relation.truths else "*i64")
-        for relation, names in zip(kinds, templates.operand_names(site.call.traits), strict=True)
+        for relation, names in zip(kinds, templates.operand_names(site.spec.traits), strict=True)
         for name, role in names
     }
 
@@ -255,7 +255,7 @@ def _render(
     sizes = templates.Sizes(q_len, kv_len, site.head_dim, site.value_dim, site.group)
     even = q_len % tiles.block_q == 0, kv_len % tiles.block_kv == 0 and extra.get("PARTS", 1) == 1
     values = templates.compile_time_values(
-        plan, tiles, site.call, sizes, even=even, interpret=interpret, sums_keys=extra.get("ORDERED", True)
+        plan, tiles, site.spec, sizes, even=even, interpret=interpret, sums_keys=extra.get("ORDERED", True)
     )
     arguments: list[str] = []
 

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ...errors import ArgumentError
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.dropout import ROUNDS
 from ...model.mask import ROW_BLOCK
 from ...model.operands import ADDED, OPERANDS
@@ -527,7 +527,7 @@ def _head(text: str, *arguments: str) -> str:
 def compile_time_values(
     plan: Plan,
     tiles: Tiles,
-    call: Call,
+    spec: AttentionSpec,
     sizes: Sizes,
     *,
     even: tuple[bool, bool],
@@ -541,7 +541,7 @@ def compile_time_values(
         interpret: whether the kernel is for Triton's interpreter.
         sums_keys: as for `reads_keys`.
     """
-    traits, band, dropout = call.traits, call.mask.band, call.dropout
+    traits, band, dropout = spec.traits, spec.mask.band, spec.dropout
     drops = {} if dropout is None else {"THRESHOLD": dropout.threshold, "RESCALE": dropout.rescale}
     every_row, every_key = geometry.all_seen(band, sizes.q_len, sizes.kv_len)
     return drops | {
@@ -553,7 +553,7 @@ def compile_time_values(
         "VALUE_DIM": sizes.value_dim,
         "BLOCK_DV": padded(sizes.value_dim),
         "GROUP": sizes.group,
-        **score.constants(call),
+        **score.constants(spec),
         "HAS_LO": traits.has_lo,
         "HAS_HI": traits.has_hi,
         "HAS_KEYS": reads_keys(traits, sums_keys=sums_keys),
@@ -573,13 +573,13 @@ def compile_time_values(
     }
 
 
-def forward_constants(call: Call) -> dict[str, Any]:
+def forward_constants(spec: AttentionSpec) -> dict[str, Any]:
     """Returns the constexpr values of the forward in addition to `compile_time_values`.
 
     Raises:
         ArgumentError: fp32 cannot represent the scale, see `signed_slope`.
     """
-    sign, slope = signed_slope(score.slope_after_score(call))
+    sign, slope = signed_slope(score.slope_after_score(spec))
     return {"SIGN": sign, "SLOPE": slope}
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.components import Component
 from ...model.mask import Band
 from ...model.plan import Plan, Tiles
@@ -40,31 +40,31 @@ def backward(
     out: Tensor,
     logsumexp: Tensor,
     extras: Sequence[Tensor],
-    call: Call,
+    spec: AttentionSpec,
     plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes (dq, dk, dv), contiguous, with the dtypes of query, key and value.
 
     Shapes are those of `operators.attention`, but packed tensors are [1, heads, tokens, head dim], as by `heads_first`.
     """
-    varlen_layout = VarlenLayout.of(call, extras)
+    varlen_layout = VarlenLayout.of(spec, extras)
     if varlen_layout is not None:
         do, q, k, v, o = (varlen_layout.filled(t) for t in (grad_out, query, key, value, out))
-        if call.grad_logsumexp is not None:
+        if spec.grad_logsumexp is not None:
             extras = list(extras)
-            extras[call.grad_logsumexp.index] = varlen_layout.filled(extras[call.grad_logsumexp.index][..., None])[
+            extras[spec.grad_logsumexp.index] = varlen_layout.filled(extras[spec.grad_logsumexp.index][..., None])[
                 ..., 0
             ]
-        gradients = backward(do, q, k, v, o, logsumexp, extras, VarlenLayout.of_rows(call), plan)
+        gradients = backward(do, q, k, v, o, logsumexp, extras, VarlenLayout.of_rows(spec), plan)
         dq, dk, dv = (varlen_layout.emptied(t, query.shape[2]) for t in gradients)
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-    scale = call.scale
+    scale = spec.scale
     for b in range(query.shape[0]):
-        data = ElementData.of(extras, call, b, (*query.shape[:3], key.shape[2]))
-        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
-        drops = ElementDropout.of(extras, call, b)
-        element = _Element.of(*tensors, call.mask.band, scale, data, drops)
+        data = ElementData.of(extras, spec, b, (*query.shape[:3], key.shape[2]))
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, spec, b)
+        drops = ElementDropout.of(extras, spec, b)
+        element = _Element.of(*tensors, spec.mask.band, scale, data, drops)
         dq_sums, dk_sums, dv_sums = element.kv_pass(plan)
         if plan.dq is not None:
             dq_sums = element.dq_pass(plan.dq)
@@ -75,14 +75,14 @@ def backward(
     return dq, dk, dv
 
 
-def delta(grad_out: Tensor, out: Tensor, extras: Sequence[Tensor], call: Call) -> Tensor:
+def delta(grad_out: Tensor, out: Tensor, extras: Sequence[Tensor], spec: AttentionSpec) -> Tensor:
     """Computes delta, which the softmax backward subtracts from dP: fp32 [batch, q heads, q_len].
 
     It is rowsum(grad_out * out), less the gradient of the log-sum-exp if there is one.  Varlen layouts are not
     supported.
     """
     sums = (out.float() * grad_out.float()).sum(-1)
-    return sums if call.grad_logsumexp is None else sums - extras[call.grad_logsumexp.index]
+    return sums if spec.grad_logsumexp is None else sums - extras[spec.grad_logsumexp.index]
 
 
 def bias_gradient(
@@ -93,7 +93,7 @@ def bias_gradient(
     out: Tensor,
     logsumexp: Tensor,
     extras: Sequence[Tensor],
-    call: Call,
+    spec: AttentionSpec,
     plan: Plan,
 ) -> Tensor:
     """Computes the bias gradient, contiguous and in the bias's dtype: [batch or 1, q heads or 1, q_len, kv_len].
@@ -101,26 +101,26 @@ def bias_gradient(
     The dimensions batch elements (0) and heads (1) have size 1 if they are in `Bias.summed`.  dS is summed in fp32, one
     batch element after the other and, within each, one head after the other.
     """
-    assert call.bias is not None
+    assert spec.bias is not None
     (batch, q_heads, q_len, _), kv_len = query.shape, key.shape[2]
-    size = [1 if dim in call.bias.summed else length for dim, length in enumerate((batch, q_heads))]
+    size = [1 if dim in spec.bias.summed else length for dim, length in enumerate((batch, q_heads))]
     sums = query.new_zeros(*size, q_len, kv_len, dtype=torch.float32)
     for b in range(batch):
-        data = ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len))
-        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, call, b)
-        element = _Element.of(*tensors, call.mask.band, call.scale, data, ElementDropout.of(extras, call, b))
+        data = ElementData.of(extras, spec, b, (batch, q_heads, q_len, kv_len))
+        tensors = grad_out[b], query[b], key[b], value[b], out[b], logsumexp[b], _grad_logsumexp(extras, spec, b)
+        element = _Element.of(*tensors, spec.mask.band, spec.scale, data, ElementDropout.of(extras, spec, b))
         problem = element.problem(plan.dkdv, 1)
         for head in range(q_heads):
             total = sums[b % size[0], head % size[1]]
             for q_tile, kv in itertools.product(range(problem.n_q), range(problem.n_kv)):
                 rows, keys = tile_of(q_tile, problem.block_q, q_len), tile_of(kv, problem.block_kv, kv_len)
                 total[rows, keys] += element.exact_pair(head, rows, keys)[1]
-    return sums.to(extras[call.bias.operand.index].dtype)
+    return sums.to(extras[spec.bias.operand.index].dtype)
 
 
-def _grad_logsumexp(extras: Sequence[Tensor], call: Call, b: int) -> Tensor | None:
+def _grad_logsumexp(extras: Sequence[Tensor], spec: AttentionSpec, b: int) -> Tensor | None:
     """Returns the gradient of the log-sum-exp of one batch element, fp32 [q heads, q_len]; None without one."""
-    return None if call.grad_logsumexp is None else extras[call.grad_logsumexp.index][b]
+    return None if spec.grad_logsumexp is None else extras[spec.grad_logsumexp.index][b]
 
 
 @dataclass(frozen=True)
@@ -131,21 +131,21 @@ class ElementData:
         components: for each component of the mask, the values of its operands, without the batch dimension: [q_len],
             [kv_len] or, for dense masks, [q heads, q_len, kv_len].
         bias: what a bias and ALiBi slopes add to the scores, floats [q heads, q_len, kv_len]; None if there is neither.
-        call: the call, whose score modifiers are applied.
+        spec: the attention spec, whose score modifiers are applied.
     """
 
     components: Sequence[tuple[Component, dict[str, Tensor]]]
     bias: Tensor | None
-    call: Call
+    spec: AttentionSpec
     kv_len: int
 
     @staticmethod
-    def of(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> ElementData:
+    def of(extras: Sequence[Tensor], spec: AttentionSpec, b: int, plane: Sequence[int]) -> ElementData:
         """Returns the operands for batch element `b`: those of mask components, and what is added to scores.
 
         Args:
             extras: the extra tensors of the call, those of the mask first.
-            call: the call.
+            spec: the attention spec.
             b: the batch element.
             plane: the shape of the scores: [batch, q heads, q_len, kv_len].
         """
@@ -157,10 +157,10 @@ class ElementData:
         return ElementData(
             [
                 (component, {field: value(component, field) for field in component.given})
-                for component in call.mask.components.values()
+                for component in spec.mask.components.values()
             ],
-            _added(extras, call, b, plane),
-            call,
+            _added(extras, spec, b, plane),
+            spec,
             plane[3],
         )
 
@@ -184,7 +184,7 @@ class ElementData:
 
         query, key: only these rows and keys, [rows, head dim] and [keys, head dim].
         """
-        found = score(logits(query, key, scale), self.call)
+        found = score(logits(query, key, scale), self.spec)
         return found if self.bias is None else found + self.bias[head, rows, keys].float()
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
@@ -201,12 +201,12 @@ class ElementData:
         return shown
 
 
-def _added(extras: Sequence[Tensor], call: Call, b: int, plane: Sequence[int]) -> Tensor | None:
+def _added(extras: Sequence[Tensor], spec: AttentionSpec, b: int, plane: Sequence[int]) -> Tensor | None:
     """What a bias and ALiBi slopes add to the scores of one batch element: floats [q heads, q_len, kv_len]."""
-    bias = None if call.bias is None else extras[call.bias.operand.index].expand(plane)[b]
-    if call.slopes is None:
+    bias = None if spec.bias is None else extras[spec.bias.operand.index].expand(plane)[b]
+    if spec.slopes is None:
         return bias
-    slopes, (q_len, kv_len) = extras[call.slopes.index].expand(plane[:2])[b], plane[2:]
+    slopes, (q_len, kv_len) = extras[spec.slopes.index].expand(plane[:2])[b], plane[2:]
     last, keys = (torch.arange(length, device=slopes.device) for length in (q_len, kv_len))
     distance = (last[:, None] + kv_len - q_len - keys).abs()
     found = -slopes[:, None, None] * distance.float()
@@ -355,7 +355,7 @@ class _Element:
         The two differ if the call has a score modifier.  `ds` and the result are [rows, keys].
         """
         s = logits(self.q[q_head, rows], self.k[self.kv_head(q_head), keys], self.scale)
-        return derivative(ds, s, self.data.call)
+        return derivative(ds, s, self.data.spec)
 
     def keep(self, q_head: int, rows: slice, keys: slice) -> Tensor:
         """Returns whether the (query, key) pairs of a tile pair of a query head are visible: bool [rows, keys]."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.dropout import ROUNDS, STEPS, Dropout
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -112,11 +112,11 @@ class ElementDropout:
     seed: Tensor | None = None
 
     @staticmethod
-    def of(extras: Sequence[Tensor], call: Call, b: int) -> ElementDropout:
+    def of(extras: Sequence[Tensor], spec: AttentionSpec, b: int) -> ElementDropout:
         return (
             ElementDropout(b)
-            if call.dropout is None
-            else ElementDropout(b, call.dropout, extras[call.dropout.seed.index])
+            if spec.dropout is None
+            else ElementDropout(b, spec.dropout, extras[spec.dropout.seed.index])
         )
 
     def kept(self, values: Tensor, head: int, rows: slice, keys: slice) -> Tensor:

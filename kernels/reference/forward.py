@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.plan import Tiles
 from ...schedule.tile_schedule import Problem, functions
 from .backward import ElementData, looked_at, only, tile_of, visible
@@ -23,7 +23,7 @@ from .varlen_layout import VarlenLayout
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], call: Call, tiles: Tiles
+    query: Tensor, key: Tensor, value: Tensor, extras: Sequence[Tensor], spec: AttentionSpec, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
     """Computes (out, log-sum-exp), both contiguous.
 
@@ -36,22 +36,22 @@ def forward(
             multiple of that of the others.
         extras: the tensors that the call reads.
     """
-    varlen_layout = VarlenLayout.of(call, extras)
+    varlen_layout = VarlenLayout.of(spec, extras)
     if varlen_layout is not None:
         q, k, v = (varlen_layout.filled(t) for t in (query, key, value))
-        out, logsumexp = forward(q, k, v, extras, VarlenLayout.of_rows(call), tiles)
+        out, logsumexp = forward(q, k, v, extras, VarlenLayout.of_rows(spec), tiles)
         return varlen_layout.emptied(out, query.shape[2]), logsumexp
-    band = call.mask.band
+    band = spec.mask.band
     (batch, q_heads, q_len, _), (_, kv_heads, kv_len, value_dim) = query.shape, value.shape
     out = query.new_empty(batch, q_heads, q_len, value_dim)
-    numbers = 2 if call.traits.biased else 1
+    numbers = 2 if spec.traits.biased else 1
     logsumexp = query.new_empty(batch, q_heads, numbers, q_len, dtype=torch.float32)
     problem = Problem(band, q_len, kv_len, tiles.block_q, tiles.block_kv)
-    sinks = None if call.sinks is None else extras[call.sinks.index].expand(batch, q_heads, q_len)
+    sinks = None if spec.sinks is None else extras[spec.sinks.index].expand(batch, q_heads, q_len)
     for b in range(batch):
         data, drops = (
-            ElementData.of(extras, call, b, (batch, q_heads, q_len, kv_len)),
-            ElementDropout.of(extras, call, b),
+            ElementData.of(extras, spec, b, (batch, q_heads, q_len, kv_len)),
+            ElementDropout.of(extras, spec, b),
         )
         sees, seen = looked_at(query[b], key[b], band, data)
         q, k, v = only(query[b], sees), only(key[b], seen), only(value[b], seen)
@@ -61,7 +61,7 @@ def forward(
                 rows = tile_of(tile, problem.block_q, q_len)
                 sink = None if sinks is None else sinks[b, head, rows]
                 out[b, head, rows], largest, excess = _attend(
-                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, call.scale, query.dtype,
+                    q[head, rows], k[kv_head], v[kv_head], data, drops, head, problem, tile, spec.scale, query.dtype,
                     sink,
                 )  # fmt: skip
                 logsumexp[b, head, 0, rows] = largest if data.bias is not None else largest + excess

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.mask import ROW_BLOCK, Mask
 
 
@@ -25,13 +25,13 @@ class VarlenLayout:
     exists: Tensor
 
     @staticmethod
-    def of(call: Call, extras: Sequence[Tensor]) -> VarlenLayout | None:
+    def of(spec: AttentionSpec, extras: Sequence[Tensor]) -> VarlenLayout | None:
         """Returns the padded rows of a call, or None where the call has no varlen layout: its tokens are its rows.
 
         Args:
             extras: the tensors that the call reads.
         """
-        layout = call.mask.varlen_layout
+        layout = spec.mask.varlen_layout
         if layout is None:
             return None
         offset, count = (extras[operand.index][:, None] for operand in (layout.token_offset, layout.token_count))
@@ -39,10 +39,10 @@ class VarlenLayout:
         return VarlenLayout((offset.long() + local).flatten(), (local < count).flatten())
 
     @staticmethod
-    def of_rows(call: Call) -> Call:
+    def of_rows(spec: AttentionSpec) -> AttentionSpec:
         """Returns the same call without its varlen layout, for operands that `filled` has copied to padded rows."""
-        segments = replace(call.mask.segments, varlen_layout=None)
-        return replace(call, mask=Mask(call.mask.band, segments))
+        segments = replace(spec.mask.segments, varlen_layout=None)
+        return replace(spec, mask=Mask(spec.mask.band, segments))
 
     def filled(self, tensor: Tensor) -> Tensor:
         """Copies [1, heads, tokens, dim] to [1, heads, rows, dim], with zeros in rows without a token."""

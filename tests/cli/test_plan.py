@@ -63,8 +63,8 @@ def test_the_site() -> None:
     site = asked("--shape", "2,8,4,100,200,192,128", "--dtype", "float16", "--dropout", "0.1", "--bias-gradient").site
     assert (site.batch, site.q_heads, site.kv_heads, site.q_len, site.kv_len) == (2, 8, 4, 100, 200)
     assert (site.head_dim, site.value_dim, site.dtype, site.band) == (192, 128, "float16", Band(0))
-    assert str(site.call) == f"causal/scale={1 / math.sqrt(192)!r}/bias=0+gradient/dropout=0.1,1"
-    assert asked(*SHAPE, "--bias").site.call.bias is not None
+    assert str(site.spec) == f"causal/scale={1 / math.sqrt(192)!r}/bias=0+gradient/dropout=0.1,1"
+    assert asked(*SHAPE, "--bias").site.spec.bias is not None
     assert {name: asked(*SHAPE, "--arch", name).arch for name in ("h100", "h200", "a100", "l40s", "b200", "sm_86")} == {
         "h100": "sm_90", "h200": "sm_90", "a100": "sm_80", "l40s": "sm_89", "b200": "sm_100", "sm_86": "sm_86",
     }  # fmt: skip

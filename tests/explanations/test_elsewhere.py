@@ -66,7 +66,7 @@ def test_dropout() -> None:
     assert site.record.tensors is not None
     assert site.record.tensors.device == "cuda:0"
     assert site.site is not None
-    assert site.site.call.dropout is not None
+    assert site.site.spec.dropout is not None
 
 
 def test_bias_with_a_gradient() -> None:

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dash_inductor.graph.nodes import bind, op_name
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
@@ -87,7 +87,9 @@ def test_the_smallest_tensor_is_read(size: tuple[int, ...], unsqueezed: int) -> 
             assert op_name(bias) == "aten::unsqueeze"
             (bias,) = bias.all_input_nodes
         assert bias.op == "placeholder"
-    assert str(Call.parse(bind(node_of(graph, BACKWARD))["call"])).startswith("full/scale=0.125/bias=0/orders=")
+    assert str(AttentionSpec.parse(bind(node_of(graph, BACKWARD))["spec"])).startswith(
+        "full/scale=0.125/bias=0/orders="
+    )
     assert not op_counts(graph)["aten::expand"]
 
 
@@ -159,7 +161,7 @@ def test_gradients(then: Any, summed: list[int], rest: list[int] | None) -> None
     assert record.reason is None
     assert record.detail == "the mask is added as a bias: bias_gradient"
     node = node_of(graph, BACKWARD)
-    assert f"/bias=0+gradient{''.join(map(str, summed))}/" in bind(node)["call"]
+    assert f"/bias=0+gradient{''.join(map(str, summed))}/" in bind(node)["spec"]
     size = gradient_of(node).meta["val"].shape
     assert list(size) == [1 if d in summed else n for d, n in enumerate((2, 8, 128, 128))]
     sums = [bind(n)["dim"] for n in graph.nodes if op_name(n) == "aten::sum"]
@@ -171,7 +173,7 @@ def test_gradients(then: Any, summed: list[int], rest: list[int] | None) -> None
 def test_an_unused_gradient_is_none() -> None:
     graph, record = site_with(lambda x: x, (2, 8, 128, 128), gradient=True, then=lambda gradient: None)
     assert record.detail.startswith("the mask is added as a bias: mask_depends_on_input")
-    assert "gradient" not in bind(node_of(graph, BACKWARD))["call"]
+    assert "gradient" not in bind(node_of(graph, BACKWARD))["spec"]
 
 
 @pytest.mark.parametrize("dims", [(192, 128), (256, 256)], ids=str)

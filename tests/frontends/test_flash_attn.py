@@ -114,7 +114,7 @@ def test_dynamic_lengths_that_differ() -> None:
 def test_softcap(package: str) -> None:
     record = check(functools.partial(PACKAGES[package], causal=True, softcap=2.0), tensors(*QKV))
     assert record.site is not None
-    assert record.site.call.softcap == 2.0
+    assert record.site.spec.softcap == 2.0
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -125,7 +125,7 @@ def test_alibi(shapes: list[tuple[int, ...]], batched: bool, dynamic: bool) -> N
     record = check(functools.partial(fa2, slopes=slopes), tensors(*shapes), dynamic)
     assert record.mask.endswith("+ slopes")
     assert record.site is not None
-    assert record.site.call.slopes == Operand(0)
+    assert record.site.spec.slopes == Operand(0)
     record_of_causal = functools.partial(fa2, slopes=slopes, causal=True)
     with capture(strict=True) as graphs:
         results = step(graphs.compile(record_of_causal, dynamic=dynamic), tensors(*shapes))

@@ -88,17 +88,17 @@ def test_scores(name: str, wanted: bool) -> None:
 
 
 def test_what_scores_are_read_as() -> None:
-    def call_of(name: str) -> Any:
+    def spec_of(name: str) -> Any:
         record, _ = trained(Case(SCORES[name][0], causal))
         assert record.site is not None
-        return record.mask, record.site.call.scale, record.site.call.softcap
+        return record.mask, record.site.spec.scale, record.site.spec.softcap
 
-    assert call_of("softcap") == ("causal", 0.25, 2.0)
-    assert call_of("softcap and factor") == ("causal", 0.25 * 0.75, 3.0)
-    assert call_of("factor") == ("causal", 0.25 * 1.5, None)
-    assert call_of("alibi") == ("causal + bias", 0.25, None)
-    assert call_of("softcap, then alibi") == ("causal + bias", 0.25, 2.0)
-    assert call_of("hidden") == ("band(0,8) + bias", 0.25, None)
+    assert spec_of("softcap") == ("causal", 0.25, 2.0)
+    assert spec_of("softcap and factor") == ("causal", 0.25 * 0.75, 3.0)
+    assert spec_of("factor") == ("causal", 0.25 * 1.5, None)
+    assert spec_of("alibi") == ("causal + bias", 0.25, None)
+    assert spec_of("softcap, then alibi") == ("causal + bias", 0.25, 2.0)
+    assert spec_of("hidden") == ("band(0,8) + bias", 0.25, None)
 
 
 def test_gradients_of_two_tensors() -> None:
@@ -183,7 +183,7 @@ def test_options() -> None:
     case = Case(mask_mod=causal, options=(("scale", 0.5),))
     record, results = trained(case)
     assert record.site is not None
-    assert record.site.call.scale == 0.5
+    assert record.site.spec.scale == 0.5
     assert_exact(results, case)
     case = Case(mask_mod=causal, options=(("kernel_options", {"BLOCK_M": 64, "BACKEND": "TRITON"}),))
     record, results = trained(case)

@@ -16,7 +16,7 @@ from dash_inductor.kernels.common.relations import layout
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.kernels.reference.backward import visible
-from dash_inductor.model import Call, Plan, Site
+from dash_inductor.model import AttentionSpec, Plan, Site
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan
 
@@ -35,13 +35,14 @@ class Bounded:
     k: Tensor
     v: Tensor
     do: Tensor
-    call: Call
+    spec: AttentionSpec
     extras: tuple[Tensor, ...] = ()
 
     @staticmethod
     def random(
-        call: Call, dims: tuple[int, int], *, lengths: tuple[int, int] = (300, 421), batch: int = 2, kv_heads: int = 2,
-        group: int = 2, dtype: torch.dtype = torch.bfloat16, device: str = "cuda", spread: float = 1.0, seed: int = 0,
+        spec: AttentionSpec, dims: tuple[int, int], *, lengths: tuple[int, int] = (300, 421), batch: int = 2,
+        kv_heads: int = 2, group: int = 2, dtype: torch.dtype = torch.bfloat16, device: str = "cuda",
+        spread: float = 1.0, seed: int = 0,
     ) -> Bounded:  # fmt: skip
         """The operands of the mask by the names of its components; spread: of the scaled products."""
         generator = torch.Generator().manual_seed(seed)
@@ -52,16 +53,16 @@ class Bounded:
             return found.to(dtype).to(device).transpose(1, 2)
 
         heads = kv_heads * group
-        q = tensor(heads, q_len, dims[0], spread / (abs(call.scale) * dims[0] ** 0.5))
+        q = tensor(heads, q_len, dims[0], spread / (abs(spec.scale) * dims[0] ** 0.5))
         k, v, do = tensor(kv_heads, kv_len, dims[0]), tensor(kv_heads, kv_len, dims[1]), tensor(heads, q_len, dims[1])
         made: dict[int, Tensor] = {}
-        for name, component in call.mask.components.items():
+        for name, component in spec.mask.components.items():
             for field, operand in component.given.items():
                 length = q_len if "q" in component.AXES[field] else kv_len
                 made[operand.index] = _operand(name, field, (batch, heads, q_len, kv_len), length, generator)
-        if call.dropout is not None:
-            made[call.dropout.seed.index] = torch.tensor([0x0123456789ABCDEF])
-        return Bounded(q, k, v, do, call, tuple(made[i].to(device) for i in sorted(made)))
+        if spec.dropout is not None:
+            made[spec.dropout.seed.index] = torch.tensor([0x0123456789ABCDEF])
+        return Bounded(q, k, v, do, spec, tuple(made[i].to(device) for i in sorted(made)))
 
     @property
     def group(self) -> int:
@@ -72,9 +73,9 @@ class Bounded:
         batch, _, q_len, kv_len = plane = (*self.q.shape[:3], self.k.shape[2])
         device = self.q.device
         queries, keys = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
-        keep = visible(self.call.mask.band.resolve(q_len, kv_len), queries, keys).expand(plane)
+        keep = visible(self.spec.mask.band.resolve(q_len, kv_len), queries, keys).expand(plane)
         shapes = {("b", "q"): (batch, 1, q_len, 1), ("b", "kv"): (batch, 1, 1, kv_len), ("b", "h", "q", "kv"): (-1,)}
-        for component in self.call.mask.components.values():
+        for component in self.spec.mask.components.values():
             parts = {}
             for field, operand in component.given.items():
                 shape, value = shapes[component.AXES[field]], self.extras[operand.index]
@@ -84,24 +85,24 @@ class Bounded:
 
     def exact(self) -> list[Tensor]:
         """out and the gradients of q, k and v in fp64; rows that see no key give zeros."""
-        call, leaves = self.call, [t.double().requires_grad_() for t in (self.q, self.k, self.v)]
+        spec, leaves = self.spec, [t.double().requires_grad_() for t in (self.q, self.k, self.v)]
         k, v = (t.repeat_interleave(self.group, 1) for t in leaves[1:])
-        s = leaves[0] @ k.mT * call.scale
-        if call.softcap is not None:
-            s = call.softcap * torch.tanh(s / call.softcap)
+        s = leaves[0] @ k.mT * spec.scale
+        if spec.softcap is not None:
+            s = spec.softcap * torch.tanh(s / spec.softcap)
         keep = self.keep()
         rows = keep.any(3, keepdim=True)
         p = torch.where(rows, torch.where(rows, s.masked_fill(~keep, -torch.inf), 0.0).softmax(3), 0.0)
-        if call.dropout is not None:
+        if spec.dropout is not None:
             plane = (*self.q.shape[:3], self.k.shape[2])
-            p = p * kept_pairs(call.dropout, self.extras[call.dropout.seed.index], *plane) * call.dropout.rescale
+            p = p * kept_pairs(spec.dropout, self.extras[spec.dropout.seed.index], *plane) * spec.dropout.rescale
         out = p @ v
         return [out.detach(), *torch.autograd.grad(out, leaves, self.do.double())]
 
     def site(self) -> Site:
         (batch, heads, q_len, dim), (_, kv_heads, kv_len, value_dim) = self.q.shape, self.v.shape
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
-        return Site("cuda", dtype, batch, heads, kv_heads, q_len, kv_len, dim, value_dim, self.call)
+        return Site("cuda", dtype, batch, heads, kv_heads, q_len, kv_len, dim, value_dim, self.spec)
 
     def plan(self, family: str, arch: str) -> Plan:
         """The planner's plan, which must be of this family, or of the portable one if there were no other."""
@@ -111,7 +112,7 @@ class Bounded:
 
     def run(self, chosen: Plan) -> Run:
         """A step by the operators: eager where the family launches its kernels, else compiled."""
-        of_out, of_gradients = (str(replace(self.call, orders=(BSHD,) * n)) for n in (1, 3))
+        of_out, of_gradients = (str(replace(self.spec, orders=(BSHD,) * n)) for n in (1, 3))
         of_forward, of_backward = self._tables(chosen)
 
         def step(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
@@ -127,7 +128,7 @@ class Bounded:
 
     def _tables(self, chosen: Plan) -> tuple[list[Tensor], list[Tensor]]:
         """The operators' extras: with the tables that a family takes."""
-        extras, mask, traits = list(self.extras), self.call.mask, self.call.traits
+        extras, mask, traits = list(self.extras), self.spec.mask, self.spec.traits
         if chosen.kernel != "hopper" or not mask.operands:
             return extras, extras
         sizes = self.q.shape[0], self.q.shape[1], self.k.shape[1], self.q.shape[2], self.k.shape[2]
@@ -143,9 +144,9 @@ class Bounded:
     def of(self, b: int) -> Bounded:
         """Batch element b alone."""
         q, k, v, do = (t[b : b + 1] for t in (self.q, self.k, self.v, self.do))
-        seed = None if self.call.dropout is None else self.call.dropout.seed.index
+        seed = None if self.spec.dropout is None else self.spec.dropout.seed.index
         extras = (t if i == seed else t[b : b + 1] for i, t in enumerate(self.extras))
-        return Bounded(q, k, v, do, self.call, tuple(extras))
+        return Bounded(q, k, v, do, self.spec, tuple(extras))
 
 
 def compile_backward(of: backward.Specialisation) -> None:

@@ -16,7 +16,7 @@ from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.reference import tables as reference_tables
-from dash_inductor.model import Call, Mask, Plan, Site
+from dash_inductor.model import AttentionSpec, Mask, Plan, Site
 from dash_inductor.planning import plan
 
 from ..interpreted.another_component import installed
@@ -50,17 +50,17 @@ def operands() -> list[Tensor]:
     return [t.cuda() for t in (q, kv, ids, ids, starts.contiguous())]
 
 
-def attend(tensors: list[Tensor], extras: list[Tensor], call: Call, of: Plan) -> list[Tensor]:
+def attend(tensors: list[Tensor], extras: list[Tensor], spec: AttentionSpec, of: Plan) -> list[Tensor]:
     q, k, v, do = tensors
-    data = MaskData.of(call.mask, extras, (len(q), Q_HEADS, KV_HEADS, LENGTH, LENGTH))
+    data = MaskData.of(spec.mask, extras, (len(q), Q_HEADS, KV_HEADS, LENGTH, LENGTH))
     made = mask_tables.build(data, of)
     both = *(side if side.numel() else None for side in (made.q_vectors, made.kv_vectors)), made.keys_seen
     out, lse = hopper_calls.forward(
-        q, k, v, replace(call, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps)
+        q, k, v, replace(spec, orders=(ORDER,)), ForwardData(*both, made.counts, made.row_steps)
     )
     tile_schedules = made.visits, made.steps, made.contributions
     found = hopper_calls.backward(
-        do, q, k, v, out, lse, replace(call, orders=(ORDER,) * 3), of, BackwardData(*both, *tile_schedules)
+        do, q, k, v, out, lse, replace(spec, orders=(ORDER,) * 3), of, BackwardData(*both, *tile_schedules)
     )
     return [out, *found]
 
@@ -84,18 +84,18 @@ def check_values_and_bits(text: str, extras: list[Tensor], dim: int, repeats: in
     torch.manual_seed(0)
     heads = Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS
     tensors = [torch.randn(BATCH, n, LENGTH, dim, device="cuda", dtype=torch.bfloat16) for n in heads]
-    call = Call(Mask.parse(text), dim**-0.5)
-    site = Site("cuda", "bfloat16", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, dim, dim, call)
+    spec = AttentionSpec(Mask.parse(text), dim**-0.5)
+    site = Site("cuda", "bfloat16", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, dim, dim, spec)
     of = plan(site, "sm_90")
     assert of.kernel == of.forward == "hopper"
-    data = MaskData.of(call.mask, extras, (BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH))
+    data = MaskData.of(spec.mask, extras, (BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH))
     same_tables(mask_tables.build(data, of), reference_tables.build(data, of))
-    found = attend(tensors, extras, call, of)
+    found = attend(tensors, extras, spec, of)
     for ours, true in zip(found, exact(tensors, reference_tables._shown(data)), strict=True):
         assert (ours.double() - true).norm() <= 8e-3 * true.norm() + least * tensors[3].norm()
-    assert not differing_runs(lambda: attend(tensors, extras, call, of), repeats)
+    assert not differing_runs(lambda: attend(tensors, extras, spec, of), repeats)
     for b in range(BATCH):
-        alone = attend([t[b : b + 1] for t in tensors], [t[b : b + 1] for t in extras], call, of)
+        alone = attend([t[b : b + 1] for t in tensors], [t[b : b + 1] for t in extras], spec, of)
         assert all(torch.equal(a, whole[b : b + 1]) for a, whole in zip(alone, found, strict=True))
 
 

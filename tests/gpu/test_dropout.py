@@ -57,8 +57,8 @@ def kernels(
     """Out, log-sum-exp and gradients of problems like this one, by the portable kernels."""
     dropout = Dropout(p, Operand(len(problem.extras)))
     site = problem.site()
-    planned = portable_plan(replace(site, call=replace(site.call, dropout=dropout)), arch(), schedule)
-    calls = [str(replace(problem.call(results), dropout=dropout)) for results in (1, 3)]
+    planned = portable_plan(replace(site, spec=replace(site.spec, dropout=dropout)), arch(), schedule)
+    calls = [str(replace(problem.spec(results), dropout=dropout)) for results in (1, 3)]
 
     def step(
         q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor]
@@ -126,7 +126,7 @@ def test_a_probability_that_rounds_to_zero_drops_nothing() -> None:
     x = problem(64, BF16, Band(0), 300, 300)
     found = kernels(x, 2.0**-20)(x, torch.zeros(1, dtype=torch.int64, device="cuda"))
     planned = portable_plan(x.site(), arch(), "two_pass")
-    out, _ = torch.compile(keyed.attend, dynamic=False)(x.q, x.k, x.v, [], str(x.call(1)), planned)
+    out, _ = torch.compile(keyed.attend, dynamic=False)(x.q, x.k, x.v, [], str(x.spec(1)), planned)
     assert (found[0] - out).abs().max() < 0.01
 
 

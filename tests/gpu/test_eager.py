@@ -161,7 +161,7 @@ def check_same(
     for side, records in (("eager", own), ("compiled", theirs)):
         lines += [
             f"{side}: {r.op}, {r.kind}, {r.status}, mask {r.mask}, recognised {r.recognised!r}, plan {r.plan}, "
-            f"forward {r.forward}, numerics {r.plan and r.plan.numerics_key}, call {r.site and r.site.call}, {r.detail}"
+            f"forward {r.forward}, numerics {r.plan and r.plan.numerics_key}, spec {r.site and r.site.spec}, {r.detail}"
             for r in records
         ]
     text = "\n".join(lines)

@@ -20,7 +20,7 @@ from dash_inductor.records.records import all_records, clear_sites
 
 from ..support import hopper_calls
 from ..support.attention import Attention, compiled_backward
-from ..support.calls import backward_call, call_of, forward_call
+from ..support.calls import backward_spec, forward_spec, spec_of
 from ..support.hopper import MARKS, plan_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -96,7 +96,7 @@ def test_tables_of_a_dense_mask(dim: int) -> None:
     far = apart(shown[..., :18] if dim == 3 else shown[:, :, :18] if dim == 2 else shown, dim)
     near = far.contiguous()
     sizes = near.shape[0], 1, 1, near.shape[2], near.shape[3]
-    site = Site("cuda", "bfloat16", *sizes, 64, 64, replace(call_of(Band(), 0.1), mask=mask))
+    site = Site("cuda", "bfloat16", *sizes, 64, 64, replace(spec_of(Band(), 0.1), mask=mask))
     planned = plan(site, "sm_90")
     tables = [mask_tables.build(MaskData.of(mask, [dense], sizes), planned) for dense in (far, near)]
     for a, b in zip(*tables, strict=True):
@@ -133,15 +133,15 @@ def test_hopper_attention(dim: int, place: int) -> None:
     if dim == 2:
         p = Attention.random(17, 33, 64, mask, batch=1, kv_heads=1)
     tensors = dict(zip("qkv", (p.q, p.k, p.v), strict=True)) | {"do": p.do}
-    near = hopper_calls.forward(p.q, p.k, p.v, forward_call(mask, p.scale))
+    near = hopper_calls.forward(p.q, p.k, p.v, forward_spec(mask, p.scale))
     tensors["out"] = near[0]
     name = list(tensors)[place]
     far = tensors | {name: apart(tensors[name], dim)}
-    found = hopper_calls.forward(far["q"], far["k"], far["v"], forward_call(mask, p.scale))
+    found = hopper_calls.forward(far["q"], far["k"], far["v"], forward_spec(mask, p.scale))
     assert all(torch.equal(a, b) for a, b in zip(found, near, strict=True))
-    call, planned = backward_call(mask, p.scale), plan_of(p, "spt")
+    spec, planned = backward_spec(mask, p.scale), plan_of(p, "spt")
     gradients, expected = (
-        hopper_calls.backward(of["do"], of["q"], of["k"], of["v"], of["out"], near[1], call, planned)
+        hopper_calls.backward(of["do"], of["q"], of["k"], of["v"], of["out"], near[1], spec, planned)
         for of in (far, tensors)
     )
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))

@@ -18,7 +18,7 @@ from dash_inductor.planning import plan
 from dash_inductor.records.records import clear_sites, sites
 
 from ..support.attention import Attention, compiled_backward
-from ..support.calls import forward_call
+from ..support.calls import forward_spec
 from ..support.repeats import bits
 
 pytestmark = pytest.mark.gpu
@@ -103,10 +103,10 @@ def test_single_queries(batch: int, heads: int, kv_heads: int, kv_len: int) -> N
     """cuDNN's log-sum-exp differs from call to call here, up to 475 times of 500."""
     p = Attention.random(1, kv_len, 64, Band(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads)
     chosen = plan(p.site(), "sm_{}{}".format(*torch.cuda.get_device_capability()))
-    backward, call = compiled_backward(p.mask, p.scale, chosen), str(forward_call(p.mask, p.scale))
+    backward, spec = compiled_backward(p.mask, p.scale, chosen), str(forward_spec(p.mask, p.scale))
 
     def step(p: Attention = p) -> list[Tensor]:
-        out, lse = torch.ops.dash_inductor.attention_forward(p.q, p.k, p.v, [], call, str(chosen), "test")
+        out, lse = torch.ops.dash_inductor.attention_forward(p.q, p.k, p.v, [], spec, str(chosen), "test")
         return [out, lse, *backward(p.do, p.q, p.k, p.v, out, lse)]
 
     first = step()

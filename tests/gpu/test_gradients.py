@@ -13,7 +13,7 @@ from dash_inductor.model import Band
 
 from ..support.accuracy import check
 from ..support.attention import Attention, compiled_backward
-from ..support.calls import forward_call
+from ..support.calls import forward_spec
 
 pytestmark = pytest.mark.gpu
 
@@ -123,7 +123,7 @@ def test_offsets_beyond_32_bits() -> None:
         for heads in (16, 2, 2, 16)
     )
     plan = Attention(q[:, :, -tail:], k[:, :, -tail:], v[:, :, -tail:], do[:, :, -tail:], mask, 0.1).plan(arch())
-    out, lse = torch.ops.dash_inductor.attention_forward(q, k, v, [], str(forward_call(mask, 0.1)), str(plan), "test")
+    out, lse = torch.ops.dash_inductor.attention_forward(q, k, v, [], str(forward_spec(mask, 0.1)), str(plan), "test")
     backward = compiled_backward(mask, 0.1, plan)
     whole = backward(do, q, k, v, out, lse)
     alone = backward(*(t[:, :, -tail:] for t in (do, q, k, v, out, lse)))

@@ -15,7 +15,7 @@ from dash_inductor.model import Band
 
 from ..support import hopper_calls, hopper_forward
 from ..support.attention import Attention
-from ..support.calls import backward_call
+from ..support.calls import backward_spec
 from ..support.hopper import MARKS
 
 pytestmark = MARKS
@@ -48,7 +48,7 @@ def problem(shape: tuple[int, int, Band, int, int], kv_heads: int, group: int) -
 def run(p: Attention) -> Results:
     """Forward and backward under the plan that the planner makes for a call with these heads."""
     out, lse = hopper_forward.forward(p)
-    gradients = hopper_calls.backward(p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale), p.plan())
+    gradients = hopper_calls.backward(p.do, p.q, p.k, p.v, out, lse, backward_spec(p.mask, p.scale), p.plan())
     return out, lse, *gradients
 
 

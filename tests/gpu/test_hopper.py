@@ -14,7 +14,7 @@ from dash_inductor.schedule.schedules import NAMES, define, supports
 from ..support import hopper_calls
 from ..support.accuracy import check
 from ..support.attention import Attention, compiled_backward
-from ..support.calls import backward_call
+from ..support.calls import backward_spec
 from ..support.hopper import MARKS, Direct, plan_of
 from ..support.hopper_builds import TILES
 from ..support.repeats import poison
@@ -179,7 +179,7 @@ def test_plans_of_other_kernels_are_refused() -> None:
     p = problem((64, 64), Band(), 64, 64)
     other = Plan("portable", "spt", "keep", plan_of(p, "spt").dkdv)
     with pytest.raises(ArgumentError, match="hopper"):
-        hopper_calls.backward(p.do, p.q, p.k, p.v, *p.rounded_forward(), backward_call(Band(), 0.125), other)
+        hopper_calls.backward(p.do, p.q, p.k, p.v, *p.rounded_forward(), backward_spec(Band(), 0.125), other)
 
 
 def test_offsets_beyond_32_bits() -> None:
@@ -193,8 +193,8 @@ def test_offsets_beyond_32_bits() -> None:
     )
     lse = torch.rand(1, 16, length, device="cuda") + 5  # any log-sum-exp that keeps probabilities small will do
     plan = plan_of(Attention(q, k, v, do, mask, 0.1), "spt")
-    whole = hopper_calls.backward(do, q, k, v, out, lse, backward_call(mask, 0.1), plan)
+    whole = hopper_calls.backward(do, q, k, v, out, lse, backward_spec(mask, 0.1), plan)
     parts = [t[:, :, -tail:] for t in (do, q, k, v, out, lse)]
-    alone = hopper_calls.backward(*parts, backward_call(mask, 0.1), plan)
+    alone = hopper_calls.backward(*parts, backward_spec(mask, 0.1), plan)
     for a, b in zip(whole, alone, strict=True):
         assert torch.equal(a[:, :, -tail + 128 :], b[:, :, 128:])  # the first rows of the tail see keys before it

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.backward.data import BackwardData
-from dash_inductor.model import Band, Call, Mask
+from dash_inductor.model import AttentionSpec, Band, Mask
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.tile_schedule import ClosedForm
 
 from ..support import hopper_calls
 from ..support.attention import Attention, Gradients, errors
-from ..support.calls import BSHD, backward_call
+from ..support.calls import BSHD, backward_spec
 from ..support.hopper import MARKS, plan_of
 from ..support.hopper_data import KINDS, NO_KEY, data_of, keep_of, segment_ids_of
 from ..support.repeats import bits, differing_runs, poison
@@ -74,8 +74,8 @@ class Masked:
 
     def __call__(self) -> Gradients:
         p = self.problem
-        call, plan = Call(self.mask, p.scale, (BSHD,) * 3), plan_of(p, self.schedule)
-        return hopper_calls.backward(*self.given, self.out, self.lse, call, plan, self.data)
+        spec, plan = AttentionSpec(self.mask, p.scale, (BSHD,) * 3), plan_of(p, self.schedule)
+        return hopper_calls.backward(*self.given, self.out, self.lse, spec, plan, self.data)
 
     @cached_property
     def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -203,8 +203,8 @@ def test_ones_have_the_bits_of_the_band(
         p = problem(dims, band, q_len, kv_len, batch=2, kv_heads=3, group=group, dtype=dtype)
         run = with_segment_ids(p, schedule, ("ones", "ones"))
         p = run.problem
-        call, plan = backward_call(band, p.scale), plan_of(p, schedule)
-        expected = hopper_calls.backward(p.do, p.q, p.k, p.v, run.out, run.lse, call, plan)
+        spec, plan = backward_spec(band, p.scale), plan_of(p, schedule)
+        expected = hopper_calls.backward(p.do, p.q, p.k, p.v, run.out, run.lse, spec, plan)
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(expected, run(), strict=True))
 
 
@@ -285,4 +285,4 @@ def test_data_and_mask_go_together() -> None:
     p, plan = run.problem, plan_of(run.problem, "bent_fold")
     tensors = *run.given, run.out, run.lse
     with pytest.raises(ArgumentError, match="extras"):
-        hopper_calls.backward(*tensors, Call(run.mask, p.scale, (BSHD,) * 3), plan)
+        hopper_calls.backward(*tensors, AttentionSpec(run.mask, p.scale, (BSHD,) * 3), plan)

@@ -17,7 +17,7 @@ from dash_inductor.operators import attention as ops
 
 from ..support import hopper_bits, hopper_calls
 from ..support.attention import Attention, Gradients
-from ..support.calls import backward_call
+from ..support.calls import backward_spec
 from ..support.distribution import ROOT
 from ..support.hopper import MARKS, Direct, any_forward
 from ..support.repeats import bits, differing_runs
@@ -128,10 +128,10 @@ def test_reduce_overhead(shape: Shape) -> None:
     p = run.problem
     lowering.register()
 
-    call = str(backward_call(p.mask, p.scale))
+    spec = str(backward_spec(p.mask, p.scale))
 
     def backward(*tensors: torch.Tensor) -> Gradients:
-        gradients: Gradients = ops.attention_backward(*tensors, [], call, str(run.plan), "test")
+        gradients: Gradients = ops.attention_backward(*tensors, [], spec, str(run.plan), "test")
         return gradients
 
     compiled = torch.compile(backward, mode="reduce-overhead", dynamic=False)

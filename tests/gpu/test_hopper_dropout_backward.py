@@ -13,7 +13,7 @@ from torch import Tensor
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.kernels.reference.dropout import kept
-from dash_inductor.model import Band, Call, Mask, Operand
+from dash_inductor.model import AttentionSpec, Band, Mask, Operand
 from dash_inductor.model.dropout import Dropout
 
 from ..support import hopper_calls
@@ -83,18 +83,18 @@ class Dropped:
 
     def with_probability(self, probability: float) -> Gradients:
         p, plan = self.problem, plan_of(self.problem, self.schedule)
-        call = dataclasses.replace(self._call(), dropout=dataclasses.replace(self.dropout, p=probability))
+        spec = dataclasses.replace(self._spec(), dropout=dataclasses.replace(self.dropout, p=probability))
         tensors = p.do, p.q, p.k, p.v, self.out, self.lse
-        return hopper_calls.backward(*tensors, call, plan, self.data, dropout=self.seed)
+        return hopper_calls.backward(*tensors, spec, plan, self.data, dropout=self.seed)
 
     def without(self) -> Gradients:
         """The run by the kernel without dropout."""
         p = self.problem
         plan = plan_of(p, self.schedule)
-        return hopper_calls.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._call(), plan, self.data)
+        return hopper_calls.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._spec(), plan, self.data)
 
-    def _call(self) -> Call:
-        return Call(self.mask, self.problem.scale, (BSHD,) * 3)
+    def _call(self) -> AttentionSpec:
+        return AttentionSpec(self.mask, self.problem.scale, (BSHD,) * 3)
 
     def exact(self, *, rounded: bool) -> Gradients:
         """In fp64, from its out and log-sum-exp; if `rounded`, P and dS are rounded before they are multiplied."""

@@ -17,7 +17,7 @@ from dash_inductor.model import Band, Dropout, Operand
 
 from ..support import forward_tables, hopper_calls
 from ..support.attention import Attention
-from ..support.calls import forward_call_of, traits_of
+from ..support.calls import forward_spec_of, traits_of
 from ..support.dropout import dense, kept_pairs
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance
@@ -84,10 +84,10 @@ class Problem:
     def run(self, **how: Any) -> Forward:
         p = self.plain
         dropout = how.pop("dropout", self.dropout)
-        call = forward_call_of(p.mask, p.scale, self.data)
-        call = dataclasses.replace(call, dropout=dropout, logsumexp=how.pop("logsumexp", False))
+        spec = forward_spec_of(p.mask, p.scale, self.data)
+        spec = dataclasses.replace(spec, dropout=dropout, logsumexp=how.pop("logsumexp", False))
         how |= {} if dropout is None else {"dropout": self.seed}
-        return hopper_calls.forward(p.q, p.k, p.v, call, self.data, **how)
+        return hopper_calls.forward(p.q, p.k, p.v, spec, self.data, **how)
 
     def kept(self) -> Tensor:
         p = self.plain

@@ -23,7 +23,7 @@ from dash_inductor.upstream import compat
 
 from ..support import hopper_calls, sanitizer
 from ..support.attention import Attention
-from ..support.calls import forward_call
+from ..support.calls import forward_spec
 from ..support.hopper import MARKS, any_forward
 from ..support.hopper_forward import (
     Forward,
@@ -245,8 +245,8 @@ def test_offsets_beyond_32_bits() -> None:
     q, k, v = (
         torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (16, 2, 2)
     )
-    whole = hopper_calls.forward(q, k, v, forward_call(mask, 0.1))
-    alone = hopper_calls.forward(*(t[:, :, -tail:] for t in (q, k, v)), forward_call(mask, 0.1))
+    whole = hopper_calls.forward(q, k, v, forward_spec(mask, 0.1))
+    alone = hopper_calls.forward(*(t[:, :, -tail:] for t in (q, k, v)), forward_spec(mask, 0.1))
     assert same([t[:, :, -tail + 128 :] for t in whole], [t[:, :, 128:] for t in alone])
 
 
@@ -447,7 +447,7 @@ def test_what_follows_sees_the_result_and_what_precedes_is_seen() -> None:
     expected = forward(p)
     for _ in range(200):
         q = p.q.clone()
-        out, lse = hopper_calls.forward(q, p.k, p.v, forward_call(p.mask, p.scale))
+        out, lse = hopper_calls.forward(q, p.k, p.v, forward_spec(p.mask, p.scale))
         copies = out.clone(), lse.clone()
         out.zero_()
         lse.zero_()

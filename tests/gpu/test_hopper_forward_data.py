@@ -20,7 +20,7 @@ from dash_inductor.model import Band
 
 from ..support import forward_tables, hopper_calls
 from ..support.attention import Attention
-from ..support.calls import forward_call_of, traits_of
+from ..support.calls import forward_spec_of, traits_of
 from ..support.hopper import MARKS
 from ..support.hopper_forward import Forward, check_distance, rounded_under, rounding_of_sums
 from ..support.hopper_forward import forward as without_data
@@ -143,7 +143,7 @@ class Problem:
 
     def run(self, **how: Any) -> Forward:
         p = self.plain
-        return hopper_calls.forward(*self.given, forward_call_of(p.mask, p.scale, self.data), self.data, **how)
+        return hopper_calls.forward(*self.given, forward_spec_of(p.mask, p.scale, self.data), self.data, **how)
 
     def exact(self) -> Forward:
         p = self.plain

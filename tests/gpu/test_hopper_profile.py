@@ -24,7 +24,7 @@ from dash_inductor.schedule import Problem
 from dash_inductor.schedule.jobs import scheduled_query_heads, tables
 
 from ..support.attention import Attention, Gradients
-from ..support.calls import backward_call
+from ..support.calls import backward_spec
 from ..support.distribution import ROOT
 from ..support.hopper import MARKS, Direct
 from ..support.hopper_progress import Documents
@@ -165,11 +165,11 @@ def test_a_graph_is_not_recorded() -> None:
 def test_reduce_overhead() -> None:
     """The calls before the graph is captured are profiled, and nothing of them stays in its pool."""
     run = direct(SHAPES[2])
-    p, call = run.problem, str(backward_call(run.problem.mask, run.problem.scale))
+    p, spec = run.problem, str(backward_spec(run.problem.mask, run.problem.scale))
     lowering.register()
 
     def backward(*tensors: torch.Tensor) -> Gradients:
-        gradients: Gradients = ops.attention_backward(*tensors, [], call, str(run.plan), "a site")
+        gradients: Gradients = ops.attention_backward(*tensors, [], spec, str(run.plan), "a site")
         return gradients
 
     expected = [bits(t).clone() for t in run()]

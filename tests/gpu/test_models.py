@@ -20,7 +20,7 @@ from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.records.records import sites
 
 from ..support.attention import Attention
-from ..support.calls import forward_call
+from ..support.calls import forward_spec
 from ..support.hf_models import BANDS, causal_lm, padding, t5, token_ids
 from ..support.hopper_forward import rounding_of_sums
 from ..support.repeats import bits
@@ -256,10 +256,10 @@ def test_planned_forward(mask: Band, q_len: int, kv_len: int, dtype: torch.dtype
     """The planned forward computes this mask, with the log-sum-exp that the backward reads."""
     p = Attention.random(q_len, kv_len, 64, mask, group=2, dtype=dtype)
     plan = p.plan("sm_{}{}".format(*torch.cuda.get_device_capability()))
-    call = str(forward_call(mask, p.scale))
+    spec = str(forward_spec(mask, p.scale))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = torch.ops.dash_inductor.attention_forward(q, k, v, [], call, str(plan), "test")
+        results: tuple[Tensor, Tensor] = torch.ops.dash_inductor.attention_forward(q, k, v, [], spec, str(plan), "test")
         return results
 
     run = torch.compile(attend, dynamic=False)

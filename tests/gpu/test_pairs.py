@@ -76,7 +76,7 @@ def planned(p: PairedAttention, schedule: str | None = None) -> Plan:
 def run(problems: Sequence[PairedAttention], plans: Sequence[Plan], *, dynamic: bool = False) -> list[Results]:
     """`paired.step` of all problems as one graph, which is compiled once for all calls with the same problems."""
     facts = [
-        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan))
+        ((str(p.spec(1)), str(p.spec(3, gradient=p.bias is not None))), str(plan))
         for p, plan in zip(problems, plans, strict=True)
     ]
 
@@ -151,7 +151,7 @@ def test_values() -> None:
         for got, theirs, exact in zip(ours, as_pytorch(p), (true_out, *true), strict=True):
             error = (theirs.double() - exact).norm()
             allowed = 2 * error + 4 * torch.finfo(p.q.dtype).eps * exact.norm()
-            assert (got.double() - exact).norm() <= allowed, (p.call(0), p.q.dtype)
+            assert (got.double() - exact).norm() <= allowed, (p.spec(0), p.q.dtype)
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -171,7 +171,7 @@ def test_bits() -> None:
 def test_repeated_runs(how: dict[str, bool]) -> None:
     given = problems()[:6]
     texts = [(p, planned(p, "spt" if i % 2 else "two_pass")) for i, p in enumerate(given)]
-    facts = [((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(of)) for p, of in texts]
+    facts = [((str(p.spec(1)), str(p.spec(3, gradient=p.bias is not None))), str(of)) for p, of in texts]
 
     def together(tensors: list[Any]) -> list[Tensor]:
         return [t for of, fact in zip(tensors, facts, strict=True) for t in step(*of, *fact)]
@@ -207,12 +207,12 @@ def test_both_ways_to_a_bias_gradient_have_the_same_bits() -> None:
         with enough_programs(number):
             found.append(run(given, plans))
     for p, ours, others in zip(given, *found, strict=True):
-        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(ours, others, strict=True)), p.call(0)
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(ours, others, strict=True)), p.spec(0)
         true_out, true, _ = p.exact()
         values = [*ours[:4], p.reduced(ours[4])]
         for got, theirs, exact in zip(values, as_pytorch(p), (true_out, *true), strict=True):
             allowed = 2 * (theirs.double() - exact).norm() + 4 * torch.finfo(p.q.dtype).eps * exact.norm()
-            assert (got.double() - exact).norm() <= allowed, p.call(0)
+            assert (got.double() - exact).norm() <= allowed, p.spec(0)
 
 
 def test_a_batch_element_alone_has_the_same_bits() -> None:

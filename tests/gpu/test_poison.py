@@ -15,7 +15,7 @@ from dash_inductor.schedule.schedules import NAMES
 
 from ..support import poison
 from ..support.attention import Attention, Gradients, compiled_backward
-from ..support.calls import backward_call
+from ..support.calls import backward_spec
 from ..support.hopper import MARKS, plan_of
 from ..support.hopper_builds import TILES
 
@@ -54,7 +54,7 @@ def through_operator(plan: Plan) -> poison.Backward:
 
     def backward(p: Attention, out: Tensor, lse: Tensor) -> Gradients:
         gradients: Gradients = ops.attention_backward(
-            p.do, p.q, p.k, p.v, out, lse, [], str(backward_call(p.mask, p.scale)), str(plan), "test"
+            p.do, p.q, p.k, p.v, out, lse, [], str(backward_spec(p.mask, p.scale)), str(plan), "test"
         )
         return gradients
 

@@ -14,7 +14,7 @@ from dash_inductor.model import Band, Operand
 
 from ..support import hopper_calls
 from ..support.attention import Attention
-from ..support.calls import BSHD, backward_call, forward_call
+from ..support.calls import BSHD, backward_spec, forward_spec
 from ..support.hopper import MARKS, plan_of
 from ..support.hopper_forward import Forward, rounding_of_sums
 from ..support.repeats import differing_runs
@@ -38,10 +38,10 @@ def sinks_of(size: tuple[int, int, int]) -> Tensor:
 
 
 def forward(p: Attention, sinks: Tensor | None) -> Forward:
-    call = forward_call(p.mask, p.scale)
+    spec = forward_spec(p.mask, p.scale)
     if sinks is None:
-        return hopper_calls.forward(p.q, p.k, p.v, call)
-    return hopper_calls.forward(p.q, p.k, p.v, replace(call, sinks=Operand(0)), sinks=sinks)
+        return hopper_calls.forward(p.q, p.k, p.v, spec)
+    return hopper_calls.forward(p.q, p.k, p.v, replace(spec, sinks=Operand(0)), sinks=sinks)
 
 
 def exact(p: Attention, sinks: Tensor) -> Forward:
@@ -89,8 +89,8 @@ def test_what_sinks_weigh(head_dim: int, value_dim: int) -> None:
 def test_delta(q_len: int, head_dim: int, value_dim: int) -> None:
     """It is the sum of products of rows, and the gradients beside it have the bits of those alone."""
     p = Attention.random(q_len, q_len, head_dim, Band(0), group=2, value_dim=value_dim)
-    out, lse = hopper_calls.forward(p.q, p.k, p.v, forward_call(p.mask, p.scale))
-    given = (p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale, (BSHD,) * 3), plan_of(p, "spt"))
+    out, lse = hopper_calls.forward(p.q, p.k, p.v, forward_spec(p.mask, p.scale))
+    given = (p.do, p.q, p.k, p.v, out, lse, backward_spec(p.mask, p.scale, (BSHD,) * 3), plan_of(p, "spt"))
     alone = hopper_calls.backward(*given)
     with_delta = *given[:6], replace(given[6], delta=True), given[7]
     *gradients, delta = hopper_calls.backward(*with_delta)

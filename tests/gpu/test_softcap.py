@@ -15,8 +15,8 @@ from benchmarks.forward import compile_all
 from dash_inductor.kernels.common import score
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.model import Band, Call, Mask
-from dash_inductor.model.call import LOW_SOFTCAP
+from dash_inductor.model import AttentionSpec, Band, Mask
+from dash_inductor.model.attention_spec import LOW_SOFTCAP
 from dash_inductor.planning import plan
 
 from ..support import bounded_scores
@@ -53,9 +53,9 @@ def arch() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def call(mask: str, softcap: float | None, scale: float = 0.125, dropout: str = "") -> Call:
+def spec(mask: str, softcap: float | None, scale: float = 0.125, dropout: str = "") -> AttentionSpec:
     bound = "" if softcap is None else f"/softcap={softcap!r}"
-    return Call.parse(f"{mask}/scale={scale!r}{bound}{dropout}")
+    return AttentionSpec.parse(f"{mask}/scale={scale!r}{bound}{dropout}")
 
 
 def same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
@@ -73,7 +73,7 @@ def check(p: Bounded, found: Sequence[Tensor]) -> None:
 def compiled() -> None:
     """Kernels are compiled several at a time."""
     if arch() == "sm_90":
-        sites = [Bounded.random(call(mask, c), dims, dtype=dtype).site() for dims, mask, c, _, dtype in GRID]
+        sites = [Bounded.random(spec(mask, c), dims, dtype=dtype).site() for dims, mask, c, _, dtype in GRID]
         forwards = [build.Specialisation.of_site(site) for site in sites]
         backwards = [backward.Specialisation.of_site(site, plan(site, arch())) for site in sites]
         once_in_this_run("softcap_forward", lambda: compile_all([*dict.fromkeys(forwards)]))
@@ -83,7 +83,7 @@ def compiled() -> None:
 @ON_HOPPER
 @pytest.mark.parametrize(("dims", "mask", "softcap", "spread", "dtype"), GRID, ids=str)
 def test_hopper(dims: tuple[int, int], mask: str, softcap: float, spread: float, dtype: torch.dtype) -> None:
-    p = Bounded.random(call(mask, softcap), dims, dtype=dtype, spread=spread)
+    p = Bounded.random(spec(mask, softcap), dims, dtype=dtype, spread=spread)
     chosen = p.plan("hopper", arch())
     run = p.run(chosen)
     poison()
@@ -97,7 +97,7 @@ def test_hopper(dims: tuple[int, int], mask: str, softcap: float, spread: float,
 @pytest.mark.parametrize("mask", ["causal", "band(0,99)", "segments(0,1)", "dense(0)", "interval(0,1,none)"])
 @pytest.mark.parametrize(("softcap", "spread", "dtype"), [(50.0, 1.0, torch.bfloat16), (5.0, 8.0, torch.float16)])
 def test_portable(mask: str, softcap: float, spread: float, dtype: torch.dtype) -> None:
-    p = Bounded.random(call(mask, softcap), (64, 64), dtype=dtype, spread=spread)
+    p = Bounded.random(spec(mask, softcap), (64, 64), dtype=dtype, spread=spread)
     run = p.run(p.plan("portable", arch()))
     check(p, run())
     assert not differing_runs(run, 50, load=True)
@@ -108,7 +108,7 @@ def test_portable(mask: str, softcap: float, spread: float, dtype: torch.dtype) 
 @pytest.mark.parametrize("lengths", [(1, 1), (17, 300), (129, 64), (1024, 1024), (255, 1)], ids=str)
 def test_lengths(dims: tuple[int, int], lengths: tuple[int, int]) -> None:
     for mask, group in (("full", 1), ("causal:bottom_right", 4)):
-        p = Bounded.random(call(mask, 5.0), dims, lengths=lengths, group=group, spread=4.0)
+        p = Bounded.random(spec(mask, 5.0), dims, lengths=lengths, group=group, spread=4.0)
         chance = 1e-2 if lengths[1] == 1 else 0.0  # a single score has no gradient, but for roundings
         for ours, true in zip(p.run(p.plan("hopper", arch()))(), p.exact(), strict=True):
             assert (ours.double() - true).norm() <= 8e-3 * true.norm() + chance * true.numel() ** 0.5
@@ -119,13 +119,13 @@ def test_lengths(dims: tuple[int, int], lengths: tuple[int, int]) -> None:
 @pytest.mark.parametrize("spread", [1.0, 40.0])
 def test_a_mask_that_hides_nothing(dims: tuple[int, int], spread: float) -> None:
     """It has the bits of no mask, in both directions, where both are scheduled in the same order."""
-    full = Bounded.random(call("full", 30.0), dims, lengths=(384, 512), spread=spread)
+    full = Bounded.random(spec("full", 30.0), dims, lengths=(384, 512), spread=spread)
     chosen = replace(full.plan("hopper", arch()), schedule="ascending")
     found = full.run(chosen)()
-    wide = replace(full, call=call("band(-4000,4000)", 30.0))
+    wide = replace(full, spec=spec("band(-4000,4000)", 30.0))
     assert same(found, wide.run(chosen)())
     ones = torch.ones(2, 512, dtype=torch.bool, device="cuda")
-    assert same(found, replace(full, call=call("keys(0)", 30.0), extras=(ones,)).run(chosen)())
+    assert same(found, replace(full, spec=spec("keys(0)", 30.0), extras=(ones,)).run(chosen)())
 
 
 @ON_HOPPER
@@ -137,7 +137,7 @@ def test_scores_at_a_bound(dims: tuple[int, int], sign: float, size: float) -> N
 
     Without a maximum of the row, powers of scores are 2**72 or 2**-72 then.
     """
-    p = Bounded.random(call("causal", LOW_SOFTCAP), dims, lengths=(512, 512))
+    p = Bounded.random(spec("causal", LOW_SOFTCAP), dims, lengths=(512, 512))
     p = replace(p, q=torch.full_like(p.q, 8.0), k=torch.full_like(p.k, 8.0 * sign), v=p.v * size)
     found, true = p.run(p.plan("hopper", arch()))(), p.exact()
     for place in (0, 3):  # out and dv; scores at a bound have no gradient
@@ -149,8 +149,8 @@ def test_scores_at_a_bound(dims: tuple[int, int], sign: float, size: float) -> N
 @ON_HOPPER
 @pytest.mark.parametrize("scale", [-0.125, 0.0, 1e-3])
 def test_other_scales(scale: float) -> None:
-    p = Bounded.random(call("causal", 2.0, 0.125), (128, 128), spread=4.0)
-    p = replace(p, call=call("causal", 2.0, scale))
+    p = Bounded.random(spec("causal", 2.0, 0.125), (128, 128), spread=4.0)
+    p = replace(p, spec=spec("causal", 2.0, scale))
     found = p.run(p.plan("hopper", arch()))()
     for ours, true in zip(found, p.exact(), strict=True):
         assert (ours.double() - true).norm() <= 8e-3 * true.norm() + 1e-6
@@ -161,7 +161,7 @@ def test_other_scales(scale: float) -> None:
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_dropout(dims: tuple[int, int], mask: str) -> None:
     drops = f"/dropout=0.2,{2 if 'segments' in mask else 0}"
-    p = Bounded.random(call(mask, 30.0, dropout=drops), dims, spread=8.0)
+    p = Bounded.random(spec(mask, 30.0, dropout=drops), dims, spread=8.0)
     run = p.run(p.plan("hopper", arch()))
     check(p, run())
     assert not differing_runs(run, 50)
@@ -169,7 +169,7 @@ def test_dropout(dims: tuple[int, int], mask: str) -> None:
 
 @ON_HOPPER
 def test_a_large_bound_is_no_bound() -> None:
-    bounded, plain = (Bounded.random(call("causal", c), (128, 128)) for c in (1e4, None))
+    bounded, plain = (Bounded.random(spec("causal", c), (128, 128)) for c in (1e4, None))
     chosen = plain.plan("hopper", arch())
     for a, b in zip(bounded.run(chosen)(), plain.run(chosen)(), strict=True):
         assert (a.double() - b.double()).norm() <= 4e-3 * b.double().norm()
@@ -178,14 +178,14 @@ def test_a_large_bound_is_no_bound() -> None:
 @ON_HOPPER
 def test_infinite_and_undefined_products() -> None:
     """Products of plus and minus infinity are scores of the bound; a query of NaN spoils its own row alone."""
-    p = Bounded.random(call("full", 2.0), (64, 64), batch=1, kv_heads=1, group=1)
+    p = Bounded.random(spec("full", 2.0), (64, 64), batch=1, kv_heads=1, group=1)
     signs = torch.where(torch.arange(p.k.shape[2], device="cuda") % 3 == 0, -1.0, 1.0).bfloat16()
     q, k = p.q.clone(), p.k.abs() * signs[:, None]  # so that no product is infinity less infinity
     q[:, :, 5] = 3e38
     p = replace(p, q=q, k=k)
     chosen = replace(p.plan("hopper", arch()), schedule="ascending")
     for mask in ("full", "band(-1000,1000)"):
-        out = replace(p, call=call(mask, 2.0)).run(chosen)()[0]
+        out = replace(p, spec=spec(mask, 2.0)).run(chosen)()[0]
         assert (out[0, 0, 5].double() - p.exact()[0][0, 0, 5]).abs().max() < 2e-2
     plain = p.run(chosen)()[0]
     q[:, :, 9] = float("nan")
@@ -198,7 +198,7 @@ def test_infinite_and_undefined_products() -> None:
 @ON_HOPPER
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 def test_a_graph_replays(dims: tuple[int, int]) -> None:
-    p = Bounded.random(call("causal", 30.0), dims, spread=8.0)
+    p = Bounded.random(spec("causal", 30.0), dims, spread=8.0)
     run = p.run(p.plan("hopper", arch()))
     expected = run()
     graph = torch.cuda.CUDAGraph()
@@ -214,7 +214,7 @@ def test_a_graph_replays(dims: tuple[int, int]) -> None:
 def test_another_bound_compiles_nothing() -> None:
     sizes = []
     for c in (11.0, 12.0):
-        p = Bounded.random(call("causal", c), (128, 128))
+        p = Bounded.random(spec("causal", c), (128, 128))
         p.run(p.plan("hopper", arch()))()
         sizes.append((build.kernels.cache_info().currsize, backward.kernels.cache_info().currsize))
     assert sizes[0] == sizes[1]
@@ -283,4 +283,4 @@ def test_hidden_numbers_have_no_power(beside: float) -> None:
 
 def test_the_bands_of_this_file_are_bands() -> None:
     """Texts of masks are read as they are meant."""
-    assert call("causal", 50.0) == Call(Mask(Band(0)), 0.125, softcap=50.0)
+    assert spec("causal", 50.0) == AttentionSpec(Mask(Band(0)), 0.125, softcap=50.0)

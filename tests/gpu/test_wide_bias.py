@@ -68,7 +68,7 @@ def planned(p: PairedAttention, schedule: str) -> Plan:
 def compiled(given: Sequence[PairedAttention], plans: Sequence[Plan], *, dynamic: bool = False) -> Any:
     """`paired.step` of all problems as one graph: a function of nothing that gives their results."""
     facts = [
-        ((str(p.call(1)), str(p.call(3, gradient=p.bias is not None))), str(plan))
+        ((str(p.spec(1)), str(p.spec(3, gradient=p.bias is not None))), str(plan))
         for p, plan in zip(given, plans, strict=True)
     ]
 
@@ -94,25 +94,25 @@ def check(p: PairedAttention, results: Sequence[Tensor]) -> None:
         name: float((a.double() - b).norm() / b.norm())
         for name, a, b in zip(NAMES, found, (out, *gradients), strict=True)
     }
-    assert all(error <= 4 * torch.finfo(p.q.dtype).eps for error in errors.values()), (p.call(0), errors)
+    assert all(error <= 4 * torch.finfo(p.q.dtype).eps for error in errors.values()), (p.spec(0), errors)
 
 
 def test_values_and_bits() -> None:
     """The same in every run, under load and with poisoned memory."""
     given = problems()
-    call = compiled(given, [planned(p, "two_pass") for p in given])
-    for p, results in zip(given, call(), strict=True):
+    spec = compiled(given, [planned(p, "two_pass") for p in given])
+    for p, results in zip(given, spec(), strict=True):
         check(p, results)
     for how in ({}, {"load": True}, {"poisoned": True}):
-        assert differing_runs(lambda: [t for results in call() for t in results], 30, **how) == 0
+        assert differing_runs(lambda: [t for results in spec() for t in results], 30, **how) == 0
 
 
 def test_one_pass_and_a_kernel_of_the_gradient() -> None:
     given = problems(CASES[:3])
-    call = compiled(given, [planned(p, "spt") for p in given])
-    for p, results in zip(given, call(), strict=True):
+    spec = compiled(given, [planned(p, "spt") for p in given])
+    for p, results in zip(given, spec(), strict=True):
         check(p, results)
-    assert differing_runs(lambda: [t for results in call() for t in results], 30, load=True) == 0
+    assert differing_runs(lambda: [t for results in spec() for t in results], 30, load=True) == 0
 
 
 def test_dynamic_lengths_have_the_bits_of_static_ones() -> None:

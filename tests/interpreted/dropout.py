@@ -37,7 +37,7 @@ def run(p: KeyedAttention, schedule: str, dropout: Dropout, seed: torch.Tensor, 
     dq = Tiles(32, 16, 4, 1) if schedule == "two_pass" else None
     plan = Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=FORWARD)
     extras = [*(t.detach() for t in p.extras), seed]
-    forward, backward = (str(replace(p.call(results), dropout=dropout)) for results in (1, 3))
+    forward, backward = (str(replace(p.spec(results), dropout=dropout)) for results in (1, 3))
     tensors = [p.q, p.k, p.v]
     if dynamic:
         for t in (*tensors, p.do):

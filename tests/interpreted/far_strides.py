@@ -26,7 +26,7 @@ from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
 from dash_inductor.kernels.common import mask_tables  # noqa: E402
-from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+from dash_inductor.model import AttentionSpec, Plan, Tiles  # noqa: E402
 from dash_inductor.passes.ops.kernels.groups.launch import fill_behind  # noqa: E402
 from dash_inductor.passes.ops.kernels.sums import launch  # noqa: E402
 from dash_inductor.passes.ops.kernels.sums import one_hot_matmul as few  # noqa: E402
@@ -91,10 +91,10 @@ def attention(rng: random.Random) -> None:
     """The portable kernels, through Inductor, which chooses the dtype of indices."""
     torch._dynamo.reset()
     text, names, schedule, dtype = rng.choice(CALLS)
-    call, given = Call.parse(text), extras(names)
+    spec, given = AttentionSpec.parse(text), extras(names)
     tensors = [torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    calls = str(replace(call.of_forward, orders=(order,))), str(replace(call.of_backward, orders=(order,) * 3))
+    calls = str(replace(spec.of_forward, orders=(order,))), str(replace(spec.of_backward, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step, dynamic=False)

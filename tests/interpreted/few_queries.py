@@ -24,7 +24,7 @@ from dash_inductor.kernels.common.call_launches import Address, CallLaunch
 from dash_inductor.kernels.hopper import kernel_configs
 from dash_inductor.kernels.hopper.forward import arguments, few
 from dash_inductor.kernels.hopper.forward.device import few as device
-from dash_inductor.model import Band, Call, Mask, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Site
 
 Strides = namedtuple("Strides", arguments.FEW_STRIDES.names)  # type: ignore[misc]  # names of arguments
 
@@ -46,8 +46,8 @@ def operand(batch: int, heads: int, length: int, dim: int, layout: str) -> Tenso
 
 def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """As what `few.launches` returns, with the kernels as they stand."""
-    call = Call(Mask(Band()), scale, ((0, 2, 1, 3),))
-    site = Site("cuda", "float16", *q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], call)
+    spec = AttentionSpec(Mask(Band()), scale, ((0, 2, 1, 3),))
+    site = Site("cuda", "float16", *q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], spec)
     form = few.Kernels(few.Specialisation.of_site(site)).form._replace(BLOCK_KV=16)
     grids: list[int] = []
     with (

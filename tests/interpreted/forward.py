@@ -172,7 +172,7 @@ def inductor(p: KeyedAttention) -> str:
         if dynamic:
             for t in extras:
                 torch._dynamo.maybe_mark_dynamic(t, 1)
-        got = torch.compile(keyed.attend, dynamic=False)(*tensors, extras, str(p.call(1)), FORWARD)
+        got = torch.compile(keyed.attend, dynamic=False)(*tensors, extras, str(p.spec(1)), FORWARD)
         assert got[0].stride() == p.q.new_empty(got[0].transpose(1, 2).shape).transpose(1, 2).stride()
         same(expected, got, f"dynamic={dynamic}")
     return "equal"
@@ -187,10 +187,10 @@ def chunks(p: KeyedAttention) -> str:
 
     computed = ids()
     p = replace(p, segments=(computed, computed))
-    call = str(p.call(1))
+    spec = str(p.spec(1))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return keyed.attend(q, k, v, [ids()], call, FORWARD)
+        return keyed.attend(q, k, v, [ids()], spec, FORWARD)
 
     torch._dynamo.reset()
     same(launched(p), torch.compile(attend, dynamic=False)(p.q, p.k, p.v), "ids of the graph")
@@ -220,7 +220,7 @@ def backward(p: KeyedAttention, schedule: str) -> str:
         if dynamic:
             for t in (*arguments, *extras):
                 torch._dynamo.mark_dynamic(t, 2 if t.dim() > 2 else 1)
-        result: tuple[Tensor, ...] = compiled(*arguments, extras, str(p.call(3)), plan)
+        result: tuple[Tensor, ...] = compiled(*arguments, extras, str(p.spec(3)), plan)
         return result
 
     expected = run(0.0)
@@ -241,7 +241,7 @@ def documents(p: KeyedAttention) -> str:
         out, lse = launched(p)
         arguments = [t.detach() for t in (p.do, p.q, p.k, p.v, out, lse)]
         compiled = torch.compile(keyed.gradients, dynamic=False)
-        return [out, lse, *compiled(*arguments, [t.detach() for t in p.extras], str(p.call(3)), plan)]
+        return [out, lse, *compiled(*arguments, [t.detach() for t in p.extras], str(p.spec(3)), plan)]
 
     alone = run(p)
     for before in (0, 32):

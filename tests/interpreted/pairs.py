@@ -69,7 +69,7 @@ def steps(
                 for dim in range(1, t.dim()):
                     if t.shape[dim] in p.plane[2:]:
                         torch._dynamo.maybe_mark_dynamic(t, dim)
-        calls = str(p.call(1)), str(p.call(3, gradient=p.bias is not None))
+        calls = str(p.spec(1)), str(p.spec(3, gradient=p.bias is not None))
         enough = mock.patch.object(backward, "ENOUGH_PROGRAMS", 1 << 30 if apart else 1)
         with enough, inductor_config.patch(force_disable_caches=True):  # no cache knows of the number
             results: tuple[Tensor, ...] = function(*tensors, extras, calls, plan)

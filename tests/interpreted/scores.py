@@ -24,7 +24,7 @@ import torch._inductor.config as inductor_config  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
-from dash_inductor.model import Call, Plan, Tiles  # noqa: E402
+from dash_inductor.model import AttentionSpec, Plan, Tiles  # noqa: E402
 from dash_inductor.operators import attention as ops  # noqa: E402
 
 from ..support.paired import step  # noqa: E402
@@ -58,12 +58,12 @@ def extras(names: str) -> list[Tensor]:
     return [found[name] for name in names]
 
 
-def shown(call: Call, given: list[Tensor]) -> Tensor:
+def shown(spec: AttentionSpec, given: list[Tensor]) -> Tensor:
     q, kv = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
-    band = call.mask.band
+    band = spec.mask.band
     keep = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     keep = keep & (band.lo is None or q - kv >= band.lo) & (band.hi is None or q - kv <= band.hi)
-    for component in call.mask.components.values():
+    for component in spec.mask.components.values():
         values = {
             field: _placed(given[operand.index], component.AXES[field]) for field, operand in component.given.items()
         }
@@ -78,28 +78,28 @@ def _placed(given: Tensor, axes: tuple[str, ...]) -> Tensor:
     return given[:, None, :, None] if "q" in axes else given[:, None, None]
 
 
-def exact(call: Call, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+def exact(spec: AttentionSpec, tensors: list[Tensor], given: list[Tensor]) -> list[Tensor]:
     q, k, v, do = (t.double() for t in tensors)
     leaves = [t.requires_grad_() for t in (q, k, v)]
-    keep = shown(call, given)
-    s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * call.scale
-    s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
-    s = s if call.bias is None else s + given[call.bias.operand.index].double()
-    if call.slopes is not None:
+    keep = shown(spec, given)
+    s = q @ k.expand(-1, Q_HEADS, -1, -1).mT * spec.scale
+    s = s if spec.softcap is None else spec.softcap * torch.tanh(s / spec.softcap)
+    s = s if spec.bias is None else s + given[spec.bias.operand.index].double()
+    if spec.slopes is not None:
         positions = torch.arange(LENGTH)
-        s = s - given[call.slopes.index].double()[..., None, None] * (positions[:, None] - positions).abs()
+        s = s - given[spec.slopes.index].double()[..., None, None] * (positions[:, None] - positions).abs()
     sees = keep.any(-1, keepdim=True)
     s = torch.where(keep | ~sees, s, float("-inf"))
-    column = s.new_zeros(0) if call.sinks is None else given[call.sinks.index].double()[..., None]
-    if call.sinks is not None:
+    column = s.new_zeros(0) if spec.sinks is None else given[spec.sinks.index].double()[..., None]
+    if spec.sinks is not None:
         leaves.append(column.expand(*s.shape[:3], -1).clone().requires_grad_())
         column = leaves[3]
-    p = torch.cat([s, column] if call.sinks is not None else [s], -1).softmax(-1)[..., :LENGTH]
+    p = torch.cat([s, column] if spec.sinks is not None else [s], -1).softmax(-1)[..., :LENGTH]
     out = torch.where(sees, p, 0.0) @ v.expand(-1, Q_HEADS, -1, -1)
-    if call.grad_logsumexp is None:
+    if spec.grad_logsumexp is None:
         return [out.detach(), *torch.autograd.grad(out, leaves, do)]
     sums = torch.where(sees[..., 0], torch.logsumexp(s, -1), 0.0)
-    return [out.detach(), *torch.autograd.grad((out, sums), leaves, (do, given[call.grad_logsumexp.index].double()))]
+    return [out.detach(), *torch.autograd.grad((out, sums), leaves, (do, given[spec.grad_logsumexp.index].double()))]
 
 
 def step_with_delta(
@@ -113,20 +113,20 @@ def step_with_delta(
 def run(text: str, names: str, schedule: str, dtype: torch.dtype) -> str:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    call, given = Call.parse(text), extras(names)
+    spec, given = AttentionSpec.parse(text), extras(names)
     tensors = [2 * torch.randn(BATCH, h, LENGTH, DIM, dtype=dtype) for h in (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)]
     order = (0, 1, 2, 3)
-    of_sinks = call.sinks is not None and not call.traits.biased
-    of_backward = replace(call.of_backward, orders=(order,) * 3, delta=of_sinks)
-    calls = str(replace(call.of_forward, orders=(order,))), str(of_backward)
+    of_sinks = spec.sinks is not None and not spec.traits.biased
+    of_backward = replace(spec.of_backward, orders=(order,) * 3, delta=of_sinks)
+    calls = str(replace(spec.of_forward, orders=(order,))), str(of_backward)
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     compiled = torch.compile(step_with_delta if of_sinks else step, dynamic=False)
     found = compiled(*[t.clone() for t in tensors], [t.clone() for t in given], calls, plan)
-    if of_sinks and call.sinks is not None:
+    if of_sinks and spec.sinks is not None:
         *others, delta, lse = found
-        found = (*others, -((given[call.sinks.index] - lse).exp() * delta)[..., None])
-    right = exact(call, tensors, given)[: len(found)]
+        found = (*others, -((given[spec.sinks.index] - lse).exp() * delta)[..., None])
+    right = exact(spec, tensors, given)[: len(found)]
     return " ".join(f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, right, strict=True))
 
 

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
-from dash_inductor.model import Call, Mask, Operand, Plan, Tiles  # noqa: E402
+from dash_inductor.model import AttentionSpec, Mask, Operand, Plan, Tiles  # noqa: E402
 
 from ..support.paired import step  # noqa: E402
 from ..support.slopes import exact  # noqa: E402
@@ -38,12 +38,12 @@ def run(mask: str, q_len: int, kv_len: int, slopes_batch: int, schedule: str) ->
     sizes = [(Q_HEADS, q_len), (KV_HEADS, kv_len), (KV_HEADS, kv_len), (Q_HEADS, q_len)]
     tensors = [torch.randn(BATCH, heads, length, DIM) for heads, length in sizes]
     slopes = torch.rand(slopes_batch, Q_HEADS)
-    call, order = Call(Mask.parse(mask), 0.25, slopes=Operand(0)), (0, 1, 2, 3)
-    calls = str(replace(call, orders=(order,))), str(replace(call, orders=(order,) * 3))
+    spec, order = AttentionSpec(Mask.parse(mask), 0.25, slopes=Operand(0)), (0, 1, 2, 3)
+    calls = str(replace(spec, orders=(order,))), str(replace(spec, orders=(order,) * 3))
     dq = TILES if schedule == "two_pass" else None
     plan = str(Plan("portable", schedule, "portable", Tiles(16, 32, 4, 1), dq, head_chunk=3, forward_tiles=TILES))
     found = torch.compile(step, dynamic=False)(*[t.clone() for t in tensors], [slopes.clone()], calls, plan)
-    right = exact(tensors, slopes, call.mask.band, 0.25)
+    right = exact(tensors, slopes, spec.mask.band, 0.25)
     return " ".join(f"{float((a - b).abs().max()):.1e}" for a, b in zip(found, right, strict=True))
 
 

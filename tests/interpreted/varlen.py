@@ -26,7 +26,7 @@ import torch._inductor.config as inductor_config  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from dash_inductor import lowering  # noqa: E402
-from dash_inductor.model import Band, Call, Plan, Tiles  # noqa: E402
+from dash_inductor.model import AttentionSpec, Band, Plan, Tiles  # noqa: E402
 from dash_inductor.operators import attention as ops  # noqa: E402
 
 from ..support.packed import packed_attention  # noqa: E402
@@ -49,7 +49,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, extras: list[Tensor], band: Band, plan: Plan
 ) -> tuple[Tensor, ...]:
     """The output, the log-sum-exp, dq, dk and dv, by operators that take and give [tokens, heads, DIM]."""
-    calls = [str(Call(mask_of(band), SCALE, (ORDER,) * n)) for n in (1, 3)]
+    calls = [str(AttentionSpec(mask_of(band), SCALE, (ORDER,) * n)) for n in (1, 3)]
     q, k, v, do = (t.transpose(1, 2)[0] for t in (q, k, v, do))
     out, lse = ops.attention_forward(q, k, v, extras, calls[0], str(plan), "forward")
     gradients = ops.attention_backward(do, q, k, v, out, lse, extras, calls[1], str(plan), "backward")

@@ -10,7 +10,7 @@ import torch
 from dash_inductor.kernels.families import FAMILIES
 from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.hopper.forward import build as forward
-from dash_inductor.model import Band, Call, Mask, Operand, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Operand, Segments, Site
 from dash_inductor.planning import plan
 
 from ..interpreted.another_component import AtLeast, installed
@@ -25,14 +25,14 @@ def component() -> Iterator[None]:
         yield
 
 
-def call() -> Call:
-    return Call(Mask(Band(0), AtLeast(Operand(0), Operand(1)), Segments(Operand(2), Operand(2))), DIM**-0.5)
+def spec() -> AttentionSpec:
+    return AttentionSpec(Mask(Band(0), AtLeast(Operand(0), Operand(1)), Segments(Operand(2), Operand(2))), DIM**-0.5)
 
 
 def test_texts() -> None:
-    assert str(call().mask) == "causal & segments(2,2) & at_least(0,1)"
-    assert Call.parse(str(call())) == call()
-    assert str(call().traits) == "lo_at_least_segments"
+    assert str(spec().mask) == "causal & segments(2,2) & at_least(0,1)"
+    assert AttentionSpec.parse(str(spec())) == spec()
+    assert str(spec().traits) == "lo_at_least_segments"
 
 
 def test_the_reference_against_fp64() -> None:
@@ -40,17 +40,17 @@ def test_the_reference_against_fp64() -> None:
     q, kv = (torch.randint(0, 9, (BATCH, LENGTH), generator=generator) for _ in range(2))
     ids = (KV // 20).expand(BATCH, -1)
     shown = (kv[:, None, None] >= q[:, None, :, None]) & (ids[:, None, :, None] == ids[:, None, None]) & (Q >= KV)
-    check(call(), [q, kv, ids], shown)
+    check(spec(), [q, kv, ids], shown)
 
 
 def test_plans() -> None:
-    site = Site("cuda", "bfloat16", 2, 4, 2, 1000, 1000, 64, 64, call())
+    site = Site("cuda", "bfloat16", 2, 4, 2, 1000, 1000, 64, 64, spec())
     assert [family.name for family in FAMILIES if family.covers(site, "sm_90")] == ["portable", "hopper"]
     assert "at_least" in plan(site, "sm_90").numerics_key
 
 
 def test_hopper_kernels_compile() -> None:
-    traits = call().traits
+    traits = spec().traits
     of = forward.Specialisation("bfloat16", 64, 64, traits, False)
     assert [form.name for form in of.layout.FORMS] == ["segment_ids", "ranks"]
     assert forward.Kernels(of).main.metadata.shared > 0

@@ -18,7 +18,7 @@ from dash_inductor.kernels.hopper.backward import build as backward
 from dash_inductor.kernels.hopper.forward import build as forward
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.reference import tables as reference_tables
-from dash_inductor.model import Band, Call, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Operand, Site
 from dash_inductor.model.components import Dilated
 
 from ..support import forward_tables
@@ -47,8 +47,8 @@ def test_the_reference_against_fp64(step: int, offset: int, band: Band) -> None:
     number = (torch.arange(LENGTH) + offset).expand(BATCH, -1)
     shown = ((Q + offset - KV) % step == 0).expand(BATCH, 1, -1, -1)
     shown = shown & (band.lo is None or band.lo <= Q - KV) & (band.hi is None or band.hi >= Q - KV)
-    call = Call(Mask(band, COMPONENT), DIM**-0.5)
-    check(call, [number, torch.full((BATCH, LENGTH), step, dtype=torch.int32)], shown)
+    spec = AttentionSpec(Mask(band, COMPONENT), DIM**-0.5)
+    check(spec, [number, torch.full((BATCH, LENGTH), step, dtype=torch.int32)], shown)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -138,14 +138,14 @@ MASKS = [
 
 @pytest.mark.parametrize("text", MASKS)
 def test_hopper_kernels_compile(text: str) -> None:
-    call = Call(Mask.parse(text), 0.1)
-    site = Site("cuda", "bfloat16", 2, 4, 2, 1000, 1000, 64, 64, call)
+    spec = AttentionSpec(Mask.parse(text), 0.1)
+    site = Site("cuda", "bfloat16", 2, 4, 2, 1000, 1000, 64, 64, spec)
     assert [family.name for family in FAMILIES if family.covers(site, "sm_90")] == ["portable", "hopper"]
-    of = forward.Specialisation("bfloat16", 64, 64, call.traits, False)
+    of = forward.Specialisation("bfloat16", 64, 64, spec.traits, False)
     assert of.layout.reads_positions
     assert forward.Kernels(of).main.metadata.shared > 0
     main = backward.Kernels(
-        backward.Specialisation("bfloat16", 64, 64, 1, "spt", call.traits, False, TILES[64, 64])
+        backward.Specialisation("bfloat16", 64, 64, 1, "spt", spec.traits, False, TILES[64, 64])
     ).main
     assert main.metadata.shared > 0
 

@@ -20,7 +20,7 @@ from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.hopper.forward import few as few_queries
 from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.model import Call, Mask, Site, Tiles
+from dash_inductor.model import AttentionSpec, Mask, Site, Tiles
 from dash_inductor.passes.ops.kernels.groups.device import behind
 from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as few
 from dash_inductor.passes.ops.kernels.sums.device import segments
@@ -94,7 +94,7 @@ def test_tables(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not narrow_products(ttir(kernel, constants, types), arguments=lambda name: name != numbers), seen[-1]
 
     monkeypatch.setattr(mask_tables._Builder, "_launch", read)
-    site = Site("cuda", "bfloat16", BATCH, HEADS, HEADS, LENGTH, LENGTH, 128, 128, Call(mask, 0.1))
+    site = Site("cuda", "bfloat16", BATCH, HEADS, HEADS, LENGTH, LENGTH, 128, 128, AttentionSpec(mask, 0.1))
     mask_tables.build(MaskData.of(mask, operands(mask), (BATCH, HEADS, HEADS, LENGTH, LENGTH)), plan(site, "sm_90"))
     assert "write_rows" in seen
 
@@ -112,7 +112,7 @@ FAR = 1 << 30
 @pytest.mark.parametrize(("text", "schedule"), CALLS)
 def test_portable(text: str, schedule: str) -> None:
     """Of strides that are constants, as Inductor writes them, of which one is far at a time."""
-    site = Site("cuda", "bfloat16", 4, 8, 4, 300, 333, 64, 64, Call.parse(text))
+    site = Site("cuda", "bfloat16", 4, 8, 4, 300, 333, 64, 64, AttentionSpec.parse(text))
     planned = replace(portable_plan(site, "sm_90", schedule), forward="portable", forward_tiles=Tiles(64, 64, 4, 2))
     shapes = standalone._tensors(site)
     for dim in range(4):
@@ -129,7 +129,7 @@ def test_portable(text: str, schedule: str) -> None:
 
 
 def test_indices_of_near_elements_stay_narrow() -> None:
-    site = Site("cuda", "bfloat16", 2, 4, 2, 300, 333, 64, 64, Call.parse("causal/scale=0.25"))
+    site = Site("cuda", "bfloat16", 2, 4, 2, 300, 333, 64, 64, AttentionSpec.parse("causal/scale=0.25"))
     for kernel in standalone.render(portable_plan(site, "sm_90"), site):
         assert "INDEX_DTYPE: tl.constexpr = tl.int32" in kernel.text
 

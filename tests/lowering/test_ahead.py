@@ -27,14 +27,14 @@ from dash_inductor.planning import plan
 from dash_inductor.records.records import sites
 from dash_inductor.upstream import compat
 
-from ..support.calls import call_of
+from ..support.calls import spec_of
 from ..support.fakecuda import compiler
 from ..support.forks import FAKE_GPU, run_forked
 from ..support.graphs import BACKWARD, Shape, cuda_inputs, flash, op_counts, trace
 from .test_hopper import PROGRAM
 
 CUDA = torch.device("cuda", 0)
-HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, call_of(Band(0, None), 0.125))
+HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, spec_of(Band(0, None), 0.125))
 PORTABLE = dataclasses.replace(HOPPER, dtype="float32")
 
 
@@ -98,7 +98,7 @@ def test_equal_layers_share_one_attempt(attempts: list[Any]) -> None:
             compile_kernels(other, planned(site), CUDA)
         # any number of queries may be a small one, for which the Hopper forward has two kernels of its own
         assert len(attempts) == (7 if site is HOPPER else 3)
-        full = dataclasses.replace(site, call=call_of(Band(), 0.125))
+        full = dataclasses.replace(site, spec=spec_of(Band(), 0.125))
         compile_kernels(full, planned(full), CUDA)
         assert len(attempts) == (7 + 5 if site is HOPPER else 2 * 3)
 

@@ -19,13 +19,13 @@ from dash_inductor import lowering
 from dash_inductor.model import Band, Plan, Tiles
 from dash_inductor.operators import attention as ops
 
-from ..support.calls import backward_call, forward_call
+from ..support.calls import backward_spec, forward_spec
 from ..support.graphs import BACKWARD, FORWARD
 
 TILES = Tiles(16, 32, 1, 1)
 PLAN = str(Plan("reference", "two_pass", "reference", TILES, TILES, forward_tiles=TILES))
-OF_FORWARD = str(forward_call(Band(0), 0.1)), PLAN, "a site"
-OF_BACKWARD = str(backward_call(Band(0), 0.1)), PLAN, "a site"
+OF_FORWARD = str(forward_spec(Band(0), 0.1)), PLAN, "a site"
+OF_BACKWARD = str(backward_spec(Band(0), 0.1)), PLAN, "a site"
 Compiled = Callable[[], tuple[Tensor, ...]]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.model import (
+    AttentionSpec,
     Band,
     Bias,
-    Call,
     Dense,
     Dropout,
     Interval,
@@ -25,7 +25,7 @@ from dash_inductor.model import (
     Tiles,
     VarlenLayout,
 )
-from dash_inductor.model.call import MODIFIERS
+from dash_inductor.model.attention_spec import MODIFIERS
 
 from ..support.distribution import ROOT
 
@@ -51,7 +51,7 @@ def test_intervals(interval: Interval, text: str) -> None:
     assert [operand.index for operand in mask.operands] == list(
         dict.fromkeys((9, *(operand.index for operand in interval.operands)))
     )
-    traits = Call(mask, 1.0).traits
+    traits = AttentionSpec(mask, 1.0).traits
     assert (traits.components, traits.numbers) == (("interval", "keys"), interval.number is not None)
 
 
@@ -62,13 +62,13 @@ def test_intervals_without_a_bound() -> None:
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_bounded_scores(softcap: float) -> None:
-    call = Call(Mask(Band(0)), 0.125, bias=Bias(Operand(0)), softcap=softcap)
-    assert f"/scale=0.125/softcap={softcap!r}/bias=0" in str(call)
-    assert Call.parse(str(call)) == call
-    assert call.traits.scores == {"bias", "softcap"}
+    spec = AttentionSpec(Mask(Band(0)), 0.125, bias=Bias(Operand(0)), softcap=softcap)
+    assert f"/scale=0.125/softcap={softcap!r}/bias=0" in str(spec)
+    assert AttentionSpec.parse(str(spec)) == spec
+    assert spec.traits.scores == {"bias", "softcap"}
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="softcap"):
-            replace(call, softcap=wrong)
+            replace(spec, softcap=wrong)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -100,28 +100,28 @@ def test_a_mask_reads_as_a_conjunction() -> None:
 def test_calls() -> None:
     seen = set()
     for mask, scale, orders in itertools.product(MASKS, (0.125, -1e-300, 1 / 3, 0.0, math.inf), ORDERS):
-        call = Call(mask, scale, orders)
-        assert Call.parse(str(call)) == call
-        assert hash(Call.parse(str(call))) == hash(call)
-        seen.add(str(call))
+        spec = AttentionSpec(mask, scale, orders)
+        assert AttentionSpec.parse(str(spec)) == spec
+        assert hash(AttentionSpec.parse(str(spec))) == hash(spec)
+        seen.add(str(spec))
     assert len(seen) == len(MASKS) * 5 * len(ORDERS)
-    assert hash(Call(Mask(), 0.0)) == hash(Call(Mask(), -0.0))  # they are equal
-    assert math.isnan(Call.parse(str(Call(Mask(), math.nan))).scale)
+    assert hash(AttentionSpec(Mask(), 0.0)) == hash(AttentionSpec(Mask(), -0.0))  # they are equal
+    assert math.isnan(AttentionSpec.parse(str(AttentionSpec(Mask(), math.nan))).scale)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-9, 1 - 1e-9, 1 / 3])
 def test_dropout(p: float) -> None:
     dropout = Dropout(p, Operand(2))
-    call = Call(MASKS[5], 0.125, ORDERS[1], dropout=dropout)
-    assert Call.parse(str(call)) == call
-    assert f"/dropout={p!r},2/" in str(call)
-    assert [operand.index for operand in call.operands] == [12, 2]
-    assert len({hash(c) for c in (call, Call(MASKS[5], 0.125, ORDERS[1]))}) == 2
-    biased = replace(call, bias=Bias(Operand(3), gradient=True))
-    assert Call.parse(str(biased)) == biased
+    spec = AttentionSpec(MASKS[5], 0.125, ORDERS[1], dropout=dropout)
+    assert AttentionSpec.parse(str(spec)) == spec
+    assert f"/dropout={p!r},2/" in str(spec)
+    assert [operand.index for operand in spec.operands] == [12, 2]
+    assert len({hash(c) for c in (spec, AttentionSpec(MASKS[5], 0.125, ORDERS[1]))}) == 2
+    biased = replace(spec, bias=Bias(Operand(3), gradient=True))
+    assert AttentionSpec.parse(str(biased)) == biased
     assert f"/bias=3+gradient/dropout={p!r},2/" in str(biased)
     assert [operand.index for operand in biased.operands] == [12, 3, 2]
-    assert biased.traits.data == call.traits.data | {"bias"} == {"keys", "bias", "dropout"}
+    assert biased.traits.data == spec.traits.data | {"bias"} == {"keys", "bias", "dropout"}
     assert abs(dropout.threshold / 65536 - p) <= 2.0**-16
     assert (1 - dropout.threshold / 65536) * dropout.rescale == 1
 
@@ -135,7 +135,7 @@ def test_what_is_no_probability(p: float) -> None:
 @pytest.mark.parametrize("text", ["0.1", "0.1,", "x,0", "0.1,-1", "0.1,0,0", "1.0,0", "1e,0"])
 def test_what_is_no_dropout(text: str) -> None:
     with pytest.raises(ArgumentError):
-        Call.parse(f"full/scale=1.0/dropout={text}")
+        AttentionSpec.parse(f"full/scale=1.0/dropout={text}")
 
 
 def test_plans() -> None:
@@ -183,7 +183,7 @@ def test_what_is_no_mask(text: str) -> None:
 @pytest.mark.parametrize("orders", [((0, 1, 2),), ((0, 1, 2, 2),), ((1, 2, 3, 4),)])
 def test_what_is_no_order(orders: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(ArgumentError, match="permutations"):
-        Call(Mask(), 1.0, orders)
+        AttentionSpec(Mask(), 1.0, orders)
 
 
 def test_an_operand_has_a_place() -> None:
@@ -192,50 +192,50 @@ def test_an_operand_has_a_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "text", "data"),
+    ("spec", "text", "data"),
     [
-        (Call(Mask(Band()), 0.5, (), Bias(Operand(0))), "full/scale=0.5/bias=0", {"bias"}),
+        (AttentionSpec(Mask(Band()), 0.5, (), Bias(Operand(0))), "full/scale=0.5/bias=0", {"bias"}),
         (
-            Call(Mask(Band(0), Keys(Operand(0))), -1e-5, ((0, 2, 1, 3),), Bias(Operand(1), gradient=True)),
+            AttentionSpec(Mask(Band(0), Keys(Operand(0))), -1e-5, ((0, 2, 1, 3),), Bias(Operand(1), gradient=True)),
             "causal & keys(0)/scale=-1e-05/bias=1+gradient/orders=0213",
             {"keys", "bias"},
         ),
-        (Call(Mask(dense=Dense(Operand(3))), 1.0), "dense(3)/scale=1.0", {"dense"}),
+        (AttentionSpec(Mask(dense=Dense(Operand(3))), 1.0), "dense(3)/scale=1.0", {"dense"}),
     ],
 )
-def test_calls_with_a_bias(call: Call, text: str, data: set[str]) -> None:
-    assert str(call) == text
-    assert Call.parse(text) == call
-    assert call.traits.data == data
-    assert call.traits.band.lo == (0 if "causal" in text else None)
-    assert str(call.traits) == "_".join(["lo" if "causal" in text else "full", *sorted(data)])
-    assert hash(Call.parse(text)) == hash(call)
+def test_calls_with_a_bias(spec: AttentionSpec, text: str, data: set[str]) -> None:
+    assert str(spec) == text
+    assert AttentionSpec.parse(text) == spec
+    assert spec.traits.data == data
+    assert spec.traits.band.lo == (0 if "causal" in text else None)
+    assert str(spec.traits) == "_".join(["lo" if "causal" in text else "full", *sorted(data)])
+    assert hash(AttentionSpec.parse(text)) == hash(spec)
 
 
 def test_sinks_are_of_the_forward_and_a_gradient_of_the_sums_is_of_the_backward() -> None:
-    call = Call(Mask(Band(0)), 0.5, bias=Bias(Operand(0)), grad_logsumexp=Operand(1), sinks=Operand(2))
-    assert str(call) == "causal/scale=0.5/bias=0/grad_logsumexp=1/sinks=2"
-    assert Call.parse(str(call)) == call
-    assert [operand.index for operand in call.operands] == [0, 1, 2]
-    assert (str(call.of_forward), str(call.of_forward.traits)) == ("causal/scale=0.5/bias=0/sinks=2", "lo_bias_sinks")
-    assert str(call.of_backward) == "causal/scale=0.5/bias=0/grad_logsumexp=1"
-    assert call.of_backward.of_backward is call.of_backward
+    spec = AttentionSpec(Mask(Band(0)), 0.5, bias=Bias(Operand(0)), grad_logsumexp=Operand(1), sinks=Operand(2))
+    assert str(spec) == "causal/scale=0.5/bias=0/grad_logsumexp=1/sinks=2"
+    assert AttentionSpec.parse(str(spec)) == spec
+    assert [operand.index for operand in spec.operands] == [0, 1, 2]
+    assert (str(spec.of_forward), str(spec.of_forward.traits)) == ("causal/scale=0.5/bias=0/sinks=2", "lo_bias_sinks")
+    assert str(spec.of_backward) == "causal/scale=0.5/bias=0/grad_logsumexp=1"
+    assert spec.of_backward.of_backward is spec.of_backward
 
 
 def test_the_program_reads_the_log_sum_exp_of_a_forward() -> None:
-    call = Call(Mask(Band(0)), 0.5, sinks=Operand(0), logsumexp=True)
-    assert str(call) == "causal/scale=0.5/sinks=0/logsumexp"
-    assert Call.parse(str(call)) == call
-    assert call != replace(call, logsumexp=False)
-    assert hash(call) != hash(replace(call, logsumexp=False))
-    assert (str(call.of_forward), str(call.of_forward.traits)) == (str(call), "lo_sinks_logsumexp")
-    assert str(call.of_backward) == "causal/scale=0.5"
+    spec = AttentionSpec(Mask(Band(0)), 0.5, sinks=Operand(0), logsumexp=True)
+    assert str(spec) == "causal/scale=0.5/sinks=0/logsumexp"
+    assert AttentionSpec.parse(str(spec)) == spec
+    assert spec != replace(spec, logsumexp=False)
+    assert hash(spec) != hash(replace(spec, logsumexp=False))
+    assert (str(spec.of_forward), str(spec.of_forward.traits)) == (str(spec), "lo_sinks_logsumexp")
+    assert str(spec.of_backward) == "causal/scale=0.5"
 
 
 @pytest.mark.parametrize("bias", ["bias=", "bias=x", "bias=0+grad", "bias=-1", "bias=0/bias=0"])
 def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
     with pytest.raises(ArgumentError, match="made by str"):
-        Call.parse(f"full/scale=0.5/{bias}")
+        AttentionSpec.parse(f"full/scale=0.5/{bias}")
 
 
 def test_few_sources_know_what_a_modifier_means() -> None:

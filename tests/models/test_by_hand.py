@@ -48,7 +48,7 @@ def test_their_only_implementation(family: str, noted: str) -> None:
     run, found = trained(model, inputs)
     assert [record.mask for record in sites()] == ["band(0,7)", "causal"], [record.detail for record in sites()]
     assert all(noted in record.detail for record in sites())
-    assert all("softcap" in str(record.site and record.site.call) for record in sites()) == (family == "Gemma2")
+    assert all("softcap" in str(record.site and record.site.spec) for record in sites()) == (family == "Gemma2")
     check_accuracy(model, run, found, inputs)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from dash_inductor.config import config
 from dash_inductor.eager import planned
 from dash_inductor.kernels.common.layouts import in_orders
-from dash_inductor.model import Band, Call, Mask, Plan, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Plan, Site, Tiles
 from dash_inductor.model.components import Operand, Segments, VarlenLayout
 from dash_inductor.operators import prepared
 from dash_inductor.operators.prepared import Texts
 
-TEXTS = "call", "plan", "site"
+TEXTS = "spec", "plan", "site"
 
 
 class Recorded:
@@ -48,7 +48,7 @@ def _with(place: int, tensor: Tensor) -> Callable[[list[Any]], None]:
 
 
 OTHERS: dict[str, Callable[[list[Any]], None]] = {
-    "call": lambda args: args.__setitem__(3, "another"),
+    "spec": lambda args: args.__setitem__(3, "another"),
     "plan": lambda args: args.__setitem__(4, "another"),
     "site": lambda args: args.__setitem__(5, "another"),
     "shape": _with(1, torch.zeros(2, 3, 5)),
@@ -102,9 +102,9 @@ def test_the_number_of_layouts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(seen.made) == 7  # the fifth of six made room, so the first one is made again
 
 
-def layouts_of(call: Call, out: Tensor) -> tuple[Tensor, ...]:
+def layouts_of(spec: AttentionSpec, out: Tensor) -> tuple[Tensor, ...]:
     """The results of a `Run` of a forward that returns this output."""
-    results: tuple[Tensor, ...] = in_orders(lambda args: (out, torch.zeros(1)), call)(())
+    results: tuple[Tensor, ...] = in_orders(lambda args: (out, torch.zeros(1)), spec)(())
     return results
 
 
@@ -112,12 +112,12 @@ def test_results_have_the_orders_of_the_call() -> None:
     """They are copied only if they are laid out otherwise; packed ones have the shapes of tokens."""
     out = torch.randn(2, 4, 6, 8)
     for order in ((0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)):
-        found, _ = layouts_of(Call(Mask(Band()), 0.1, (order,)), out)
+        found, _ = layouts_of(AttentionSpec(Mask(Band()), 0.1, (order,)), out)
         assert torch.equal(found, out)
         assert found.permute(order).is_contiguous()
         assert (found is out) == (order == (0, 1, 2, 3))
     mask = Mask(Band(), segments=Segments(Operand(0), Operand(0), VarlenLayout(Operand(1), Operand(2))))
-    found, _ = layouts_of(Call(mask, 0.1, ((0, 1, 2, 3),)), tokens := torch.randn(6, 4, 8))
+    found, _ = layouts_of(AttentionSpec(mask, 0.1, ((0, 1, 2, 3),)), tokens := torch.randn(6, 4, 8))
     assert torch.equal(found, tokens)
     assert found.transpose(0, 1).is_contiguous()
 
@@ -125,9 +125,9 @@ def test_results_have_the_orders_of_the_call() -> None:
 def test_a_profile_names_the_site_of_a_call_that_is_not_compiled() -> None:
     query = torch.randn(1, 2, 16, 16)
     tiles = Tiles(16, 32, 1, 1)
-    call = Call(Mask(Band()), 0.1)
+    spec = AttentionSpec(Mask(Band()), 0.1)
     plan = Plan("reference", "two_pass", "reference", tiles, tiles, forward_tiles=tiles)
-    site = Site("cpu", "float32", 1, 2, 2, 16, 16, 16, 16, call)
+    site = Site("cpu", "float32", 1, 2, 2, 16, 16, 16, 16, spec)
     run = planned.forward_of(planned.Planned(site, plan, "cpu"), (query, query, query), "a site")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run(query, query, query)

@@ -12,7 +12,7 @@ import pytest
 
 from dash_inductor.kernels.families import HOPPER, PORTABLE
 from dash_inductor.kernels.hopper.family import NARROW
-from dash_inductor.model import Bias, Call, Operand, Site
+from dash_inductor.model import AttentionSpec, Bias, Operand, Site
 from dash_inductor.planning import plan, planner
 from tools.portable_sites import ARCH, sites, why_portable
 
@@ -29,15 +29,15 @@ REASONS = (
 
 def site(text: str, head_dim: int = 64, group: int = 1, **changes: object) -> Site:
     mask, slash, rest = text.partition("/")
-    call = Call.parse(f"{mask}/scale=0.125{slash}{rest}")
-    facts = Site("cuda", "bfloat16", 2, 8, 8 // group, 4096, 4096, head_dim, head_dim, call)
+    spec = AttentionSpec.parse(f"{mask}/scale=0.125{slash}{rest}")
+    facts = Site("cuda", "bfloat16", 2, 8, 8 // group, 4096, 4096, head_dim, head_dim, spec)
     return replace(facts, **changes)  # type: ignore[arg-type]  # the names are Site's
 
 
 def bounded(text: str, head_dim: int = 64, softcap: float = 50.0) -> Site:
     """A site with a bound of scores."""
     facts = site(text, head_dim)
-    return replace(facts, call=replace(facts.call, softcap=softcap))
+    return replace(facts, spec=replace(facts.spec, softcap=softcap))
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
@@ -57,7 +57,7 @@ def test_bounded_scores(text: str, head_dim: int) -> None:
 
 def test_bounded_scores_with_a_bias_are_left_to_the_portable_kernels() -> None:
     facts = bounded("causal", 128)
-    facts = replace(facts, call=replace(facts.call, bias=Bias(Operand(0))))
+    facts = replace(facts, spec=replace(facts.spec, bias=Bias(Operand(0))))
     assert plan(facts, ARCH).kernel == "portable"
     assert HOPPER.why_not(facts, ARCH) == "its kernels do not read bias"
 
@@ -77,7 +77,7 @@ def test_portable_kernels_run_on_hopper_for_these_reasons_alone(step: int) -> No
         elif kind == REASONS[1]:
             assert facts.head_dim <= 32
         elif kind == REASONS[2]:
-            assert facts.call.bias is not None
+            assert facts.spec.bias is not None
         else:
             assert 0 < max(abs(facts.band.lo or 0), abs(facts.band.hi or 0)) <= NARROW
             assert facts.band.is_window

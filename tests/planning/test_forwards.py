@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.components import Keys, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan
@@ -19,7 +19,7 @@ KEYS = Keys(Operand(0))
 
 
 def site(dims: tuple[int, int], dtype: str = "bfloat16", mask: Mask = Mask(), device: str = "cuda") -> Site:  # noqa: B008
-    return Site(device, dtype, 2, 8, 8, 512, 512, *dims, Call(mask, 0.125))  # type: ignore[arg-type]  # names
+    return Site(device, dtype, 2, 8, 8, 512, 512, *dims, AttentionSpec(mask, 0.125))  # type: ignore[arg-type]  # names
 
 
 TABLE = [
@@ -52,8 +52,8 @@ def test_nothing_but_dims_dtype_and_components_decides(arch: str, facts: Site, f
     """In particular no length, known or not, no anchor, and no scale, all of which ruled other libraries' out."""
     for q_len, kv_len in product((1, 2, 799, None), (1, 40, 4096, None)):
         for band, scale in product((Band(), CAUSAL, BOTTOM, LOOK_AHEAD, Band(448)), (0.2, 0.0, -0.5)):
-            call = Call(Mask(band, facts.mask.keys), scale)
-            other = replace(facts, q_len=q_len, kv_len=kv_len, call=call, batch=None)
+            spec = AttentionSpec(Mask(band, facts.mask.keys), scale)
+            other = replace(facts, q_len=q_len, kv_len=kv_len, spec=spec, batch=None)
             found = plan(other, arch)
             if facts.mask.keys is None:
                 assert found.numerics_key.endswith(f"/forward={forward}")

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 import sympy
 
-from dash_inductor.model import Band, Bias, Call, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, Mask, Operand, Site
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.planning import plan
 from dash_inductor.schedule.codegen import SIGNATURES, TILE_SCHEDULE
@@ -101,9 +101,9 @@ COUNTS = [(heads, 1) for heads in range(1, 65)] + [(heads, group) for heads in (
 
 
 def facts(mask: str, dims: tuple[int, int], dtype: str, arch: str, kv_heads: int = 1, group: int = 1) -> Site:
-    call = Call(Mask.parse(mask), 0.125)
+    spec = AttentionSpec(Mask.parse(mask), 0.125)
     device = "cpu" if arch == "cpu" else "cuda"
-    return Site(device, dtype, 2, kv_heads * group, kv_heads, 4096, 4096, *dims, call)  # type: ignore[arg-type]
+    return Site(device, dtype, 2, kv_heads * group, kv_heads, 4096, 4096, *dims, spec)  # type: ignore[arg-type]
 
 
 def deciding(site: Site, arch: str) -> tuple[object, ...]:
@@ -131,6 +131,6 @@ def test_other_facts_of_a_site_are_noticed() -> None:
     base = facts("causal", (128, 128), "bfloat16", "sm_90")
     others = [
         facts("band(0,1023)", (128, 128), "bfloat16", "sm_90"), facts("causal", (64, 64), "bfloat16", "sm_90"),
-        facts("causal", (128, 128), "float16", "sm_90"), replace(base, call=replace(base.call, bias=Bias(Operand(0)))),
+        facts("causal", (128, 128), "float16", "sm_90"), replace(base, spec=replace(base.spec, bias=Bias(Operand(0)))),
     ]  # fmt: skip
     assert all(deciding(other, "sm_90") != deciding(base, "sm_90") for other in others)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dash_inductor.kernels.family import Candidate
 from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
-from dash_inductor.model import Band, Call, Mask, Plan, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Plan, Site
 from dash_inductor.model.site import NOMINAL_LEN
 from dash_inductor.planning import nominal, plan, planner
 from dash_inductor.planning.nominal import ARCH, SCHEDULES, Reach
@@ -35,8 +35,8 @@ HARDWARE = (
 
 
 def site(mask: str, head_dim: int, value_dim: int | None = None, dtype: str = "bfloat16", device: str = "cuda") -> Site:
-    call = Call(Mask.parse(mask), 0.125)
-    return Site(device, dtype, 2, 8, 2, 4096, 4096, head_dim, value_dim or head_dim, call)  # type: ignore[arg-type]
+    spec = AttentionSpec(Mask.parse(mask), 0.125)
+    return Site(device, dtype, 2, 8, 2, 4096, 4096, head_dim, value_dim or head_dim, spec)  # type: ignore[arg-type]
 
 
 class Simulated(Exception):

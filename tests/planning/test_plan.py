@@ -14,7 +14,7 @@ from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.kernels.portable.family import CANDIDATES as PORTABLE
 from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import WORKERS
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.components import Dense, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
@@ -26,7 +26,7 @@ from dash_inductor.schedule.schedules import LEAST, NAMES, supports
 from dash_inductor.schedule.table_tile_schedule import Tables
 from dash_inductor.schedule.tile_schedule import ClosedForm, Problem
 from dash_inductor.schedule.visibility import EMPTY, FULL
-from tests.support.calls import call_of
+from tests.support.calls import spec_of
 from tests.support.processes import run_python
 
 from ..support.distribution import ROOT
@@ -48,7 +48,7 @@ def site(
         length,
         dim,
         dim,
-        call_of(mask, dim**-0.5 if scale is None else scale),
+        spec_of(mask, dim**-0.5 if scale is None else scale),
     )
     return replace(base, **changes)  # type: ignore[arg-type]  # the names are Site's
 
@@ -277,7 +277,7 @@ def test_what_pairs_decide(arch: str, kind: str) -> None:
     plain = site(8, 8, 4096, 64, CAUSAL)
     dense = Dense(Operand(0)) if kind == "dense" else None
     bias = Bias(Operand(0), gradient=True) if kind == "bias" else None
-    found = replace(plain, call=Call(Mask(CAUSAL, dense=dense), plain.scale, bias=bias))
+    found = replace(plain, spec=AttentionSpec(Mask(CAUSAL, dense=dense), plain.scale, bias=bias))
     chosen = plan(found, arch)
     on_hopper = (arch, kind) == ("sm_90", "dense")
     assert chosen.kernel == chosen.forward == ("hopper" if on_hopper else "portable")
@@ -293,8 +293,8 @@ def test_a_dense_mask_is_planned_as_a_causal_one(heads: str) -> None:
     """
 
     def schedule(mask: str, arch: str = "sm_90") -> str:
-        call = Call(Mask.parse(mask), 0.125)
-        facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
+        spec = AttentionSpec(Mask.parse(mask), 0.125)
+        facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, spec)
         return plan(facts, arch).schedule
 
     assert schedule("dense(0)") == schedule("causal & dense(0)") == schedule("causal") == "bent_fold"

@@ -11,7 +11,7 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper import prediction as hopper_prediction
 from dash_inductor.kernels.hopper.calibration import CALIBRATIONS, DATA
-from dash_inductor.model import Band, Bias, Call, Dropout, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, Dropout, Mask, Operand, Site
 from dash_inductor.model.site import NOMINAL_BATCH, NOMINAL_LEN
 from dash_inductor.planning import plan
 from dash_inductor.planning.prediction import predicted_forward_us, predicted_us, unknown
@@ -23,8 +23,8 @@ from ..support.distribution import ROOT
 
 
 def site(mask: str = "causal", dim: int = 128, **changes: Any) -> Site:
-    call = Call(Mask.parse(mask), 0.125)
-    base = Site("cuda", "bfloat16", 4, 16, 16, 4096, 4096, dim, dim, call)
+    spec = AttentionSpec(Mask.parse(mask), 0.125)
+    base = Site("cuda", "bfloat16", 4, 16, 16, 4096, 4096, dim, dim, spec)
     return replace(base, **changes)
 
 
@@ -114,14 +114,14 @@ def test_long_launches_are_cut_short(predict: Any, monkeypatch: pytest.MonkeyPat
     assert cut == pytest.approx(whole, rel=0.03)
 
 
-def calls(**changes: Any) -> Call:
-    return replace(Call(Mask.parse("causal"), 0.125), **changes)
+def calls(**changes: Any) -> AttentionSpec:
+    return replace(AttentionSpec(Mask.parse("causal"), 0.125), **changes)
 
 
 UNKNOWN = [
     (site(), "sm_100", None, "sm_100 is not calibrated"),
     (site(dim=32), "sm_90", None, "the portable kernels are not calibrated"),
-    (site(call=calls(bias=Bias(Operand(0)))), "sm_90", None, "the portable kernels are not calibrated"),
+    (site(spec=calls(bias=Bias(Operand(0)))), "sm_90", None, "the portable kernels are not calibrated"),
     (replace(site(), dtype="float32"), "sm_90", None, "the portable kernels are not calibrated"),
     (site(), "sm_103", None, "sm_103 is not calibrated"),
     (site(dim=256), "sm_90", None, "head dims 256 and 256 are not calibrated on an H200"),
@@ -144,7 +144,7 @@ def test_what_is_not_known_is_said(facts: Site, arch: str, schedule: str | None,
 
 
 def test_masks_that_are_data_and_dropout_have_factors() -> None:
-    plain, dropped = site("full"), site("full", call=replace(site("full").call, dropout=Dropout(0.1, Operand(0))))
+    plain, dropped = site("full"), site("full", spec=replace(site("full").spec, dropout=Dropout(0.1, Operand(0))))
     keys, dense = site("keys(0)"), site("dense(0)")
 
     def us(facts: Site) -> float:
@@ -272,7 +272,7 @@ def test_sites_that_no_kernel_covers_have_reasons() -> None:
     assert all("head dims 512 of q and k" in c.why and c.plan is None for c in ranking)
     with pytest.raises(ArgumentError, match="a site that a kernel covers"):
         chosen_of(ranking)
-    (reads,) = (c for c in rank(site(call=calls(bias=Bias(Operand(0)))), "sm_90") if c.kernel == "hopper")
+    (reads,) = (c for c in rank(site(spec=calls(bias=Bias(Operand(0)))), "sm_90") if c.kernel == "hopper")
     assert reads.why == "its kernels do not read bias"
 
 

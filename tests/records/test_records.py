@@ -22,9 +22,9 @@ from dash_inductor.model.site import Site
 from dash_inductor.records import records
 from dash_inductor.records.publication import finish, publish
 from dash_inductor.records.records import GraphRecord, SiteRecord, Tensors, clear_sites, format_table, graphs, sites
-from tests.support.calls import call_of
+from tests.support.calls import spec_of
 
-SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, call_of(Band(0, None), 0.0883))
+SITE = Site("cuda", "bfloat16", 2, 16, 4, 8192, 8192, 128, 128, spec_of(Band(0, None), 0.0883))
 PLAN = Plan("portable", "descending", "keep", Tiles(64, 128, 8, 2), numerics_key="v1/portable")
 REPLACED = SiteRecord(
     name="flash_backward",
@@ -74,8 +74,8 @@ sites  status    shape                      mask    plan or reason              
 
 
 def test_shapes() -> None:
-    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, call_of(Band(), 0.125))
-    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, call_of(Band(), 0.125))
+    dynamic = Site("cpu", "float32", None, 4, 4, None, None, 64, 64, spec_of(Band(), 0.125))
+    lengths = Site("cpu", "float32", 1, 4, 4, 17, 48, 64, 64, spec_of(Band(), 0.125))
     assert [records.shape_text(s) for s in (SITE, dynamic, lengths, None)] == [
         "2x16(4)x8192x128 bfloat16",
         "?x4x?x64 float32",

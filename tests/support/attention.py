@@ -15,7 +15,7 @@ from dash_inductor.model import Band, Plan, Site
 from dash_inductor.operators import attention as ops
 from dash_inductor.planning import plan
 
-from .calls import backward_call, call_of
+from .calls import backward_spec, spec_of
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -74,7 +74,7 @@ class Attention:
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
         return Site(
             "cuda" if cuda else "cpu", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim,
-            call_of(self.mask, self.scale),
+            spec_of(self.mask, self.scale),
         )  # fmt: skip
 
     def plan(self, arch: str = "sm_90", schedule: str | None = None) -> Plan:
@@ -89,10 +89,10 @@ class Attention:
 def compiled_backward(mask: Band, scale: float, plan: Plan, *, dynamic: bool = False) -> Callable[..., Gradients]:
     """`attention_backward` through Inductor: (do, q, k, v, out, lse) -> (dq, dk, dv) with BSHD strides."""
     lowering.register()
-    call = str(backward_call(mask, scale))
+    spec = str(backward_spec(mask, scale))
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        gradients: Gradients = ops.attention_backward(do, q, k, v, out, lse, [], call, str(plan), "test")
+        gradients: Gradients = ops.attention_backward(do, q, k, v, out, lse, [], spec, str(plan), "test")
         return gradients
 
     compiled = torch.compile(backward, dynamic=False)

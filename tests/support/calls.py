@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash_inductor.model import Band, Call, Dense, Dropout, Mask, Operand, Order, Segments, VarlenLayout
+from dash_inductor.model import AttentionSpec, Band, Dense, Dropout, Mask, Operand, Order, Segments, VarlenLayout
 from dash_inductor.model.traits import Traits
 
 BSHD: Order = (0, 2, 1, 3)
 """The order of a [batch, heads, length, head dim] tensor whose heads are interleaved."""
 
 
-def call_of(band: Band, scale: float) -> Call:
+def spec_of(band: Band, scale: float) -> AttentionSpec:
     """The call of a site, before the orders of its results are known."""
-    return Call(Mask(band), scale)
+    return AttentionSpec(Mask(band), scale)
 
 
-def forward_call(band: Band, scale: float, order: Sequence[int] = BSHD) -> Call:
+def forward_spec(band: Band, scale: float, order: Sequence[int] = BSHD) -> AttentionSpec:
     """The call of a forward."""
-    return Call(Mask(band), scale, (tuple(order),))
+    return AttentionSpec(Mask(band), scale, (tuple(order),))
 
 
-def backward_call(band: Band, scale: float, orders: Sequence[Sequence[int]] = (BSHD,) * 3) -> Call:
+def backward_spec(band: Band, scale: float, orders: Sequence[Sequence[int]] = (BSHD,) * 3) -> AttentionSpec:
     """The call of a backward."""
-    return Call(Mask(band), scale, tuple(map(tuple, orders)))
+    return AttentionSpec(Mask(band), scale, tuple(map(tuple, orders)))
 
 
 def traits_of(
@@ -40,13 +40,13 @@ def traits_of(
     )  # fmt: skip
 
 
-def forward_call_of(
+def forward_spec_of(
     band: Band, scale: float, data: Any = None, dropout: object = None, order: Sequence[int] = BSHD
-) -> Call:
+) -> AttentionSpec:
     """The call of a forward that is given such a `ForwardData` and dropout."""
     first, second = Operand(0), Operand(1)
     dense = None if data is None or data.seen_bits is None else Dense(first)
     varlen_layout = None if data is None or data.token_offsets is None else VarlenLayout(Operand(2), Operand(3))
     segments = None if data is None or dense is not None else Segments(first, second, varlen_layout)
     drops = None if dropout is None else Dropout(0.5, Operand(4))
-    return Call(Mask(band, segments=segments, dense=dense), scale, (tuple(order),), None, drops)
+    return AttentionSpec(Mask(band, segments=segments, dense=dense), scale, (tuple(order),), None, drops)

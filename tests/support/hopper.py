@@ -13,7 +13,7 @@ from dash_inductor.model import Plan
 
 from . import hopper_calls
 from .attention import Attention, Gradients
-from .calls import BSHD, backward_call
+from .calls import BSHD, backward_spec
 from .hopper_builds import TILES
 
 _elsewhere = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
@@ -54,7 +54,7 @@ class Direct:
     def on(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
         """The gradients of other tensors with this mask, scale and plan."""
         p = self.problem
-        return hopper_calls.backward(do, q, k, v, out, lse, backward_call(p.mask, p.scale, self.orders), self.plan)
+        return hopper_calls.backward(do, q, k, v, out, lse, backward_spec(p.mask, p.scale, self.orders), self.plan)
 
     def with_problem(self, **tensors: Tensor) -> Gradients:
         """The gradients with some of the problem's tensors given another layout."""

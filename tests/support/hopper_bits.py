@@ -18,7 +18,7 @@ from dash_inductor.model import Band
 
 from . import hopper_calls
 from .attention import Attention
-from .calls import backward_call
+from .calls import backward_spec
 from .hopper import plan_of
 from .repeats import digest
 
@@ -72,7 +72,7 @@ def compute() -> dict[str, str]:
         p, out, lse = problem(index)
         schedule = CASES[index][3]
         plan = plan_of(p, schedule)
-        gradients = hopper_calls.backward(p.do, p.q, p.k, p.v, out, lse, backward_call(p.mask, p.scale), plan)
+        gradients = hopper_calls.backward(p.do, p.q, p.k, p.v, out, lse, backward_spec(p.mask, p.scale), plan)
         assert all(g.isfinite().all() and g.any() for g in gradients)
         name = " ".join(map(str, (*facts, str(dtype).removeprefix("torch."), f"group {group}", f"{q_len}x{kv_len}")))
         digests[name] = digest(gradients)

@@ -16,7 +16,7 @@ from dash_inductor.kernels.hopper.backward import launch as backward_launch
 from dash_inductor.kernels.hopper.backward.data import BackwardData
 from dash_inductor.kernels.hopper.forward import launch as forward_launch
 from dash_inductor.kernels.hopper.forward.data import ForwardData
-from dash_inductor.model import Call, Operand, Plan
+from dash_inductor.model import AttentionSpec, Operand, Plan
 from dash_inductor.operators.prepared import prepared
 
 _known: dict[str, Callable[..., Any]] = {}
@@ -26,8 +26,8 @@ def forget() -> None:
     """Lets every layout be prepared anew."""
 
     def forward(tensors: Any, extras: Any, how: Any) -> Any:
-        call, ctas, _ = how
-        return forward_launch.prepare(tensors, extras, call, ctas=ctas)
+        spec, ctas, _ = how
+        return forward_launch.prepare(tensors, extras, spec, ctas=ctas)
 
     def backward(tensors: Any, extras: Any, how: Any) -> Any:
         return backward_launch.prepare(tensors, extras, *how)
@@ -39,63 +39,63 @@ forget()
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, data: ForwardData | None = None, *, ctas: int | None = None,
-    **operands: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, data: ForwardData | None = None, *,
+    ctas: int | None = None, **operands: Tensor,
 ) -> Results:  # fmt: skip
     """(out, log-sum-exp) of a call, in the shapes that kernels have; operands: tensors of optional ones, by name."""
-    call, extras = given(call, data, operands)
-    tensors = [as_given(tensor, call) for tensor in (query, key, value)]
-    out, logsumexp = _known["forward"](*tensors, extras, call, ctas, None)
-    return *heads_first([out], call), logsumexp  # type: ignore[return-value]  # two
+    spec, extras = given(spec, data, operands)
+    tensors = [as_given(tensor, spec) for tensor in (query, key, value)]
+    out, logsumexp = _known["forward"](*tensors, extras, spec, ctas, None)
+    return *heads_first([out], spec), logsumexp  # type: ignore[return-value]  # two
 
 
 def backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, call: Call, plan: Plan,
-    data: BackwardData | None = None, *, site: str = "", **operands: Tensor,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, spec: AttentionSpec,
+    plan: Plan, data: BackwardData | None = None, *, site: str = "", **operands: Tensor,
 ) -> Gradients:  # fmt: skip
     """[dq, dk, dv, ...] of a call, in the shapes that kernels have; operands: tensors of optional ones, by name."""
-    call, extras = given(call, data, operands)
-    tensors = [as_given(tensor, call) for tensor in (grad_out, query, key, value, out)]
-    found = _known["backward"](*tensors, logsumexp, extras, call, plan, site)
-    return [*heads_first(found[:3], call), *found[3:]]
+    spec, extras = given(spec, data, operands)
+    tensors = [as_given(tensor, spec) for tensor in (grad_out, query, key, value, out)]
+    found = _known["backward"](*tensors, logsumexp, extras, spec, plan, site)
+    return [*heads_first(found[:3], spec), *found[3:]]
 
 
 def given(
-    call: Call, data: ForwardData | BackwardData | None, operands: Mapping[str, Tensor]
-) -> tuple[Call, list[Tensor]]:
+    spec: AttentionSpec, data: ForwardData | BackwardData | None, operands: Mapping[str, Tensor]
+) -> tuple[AttentionSpec, list[Tensor]]:
     """The call with its operands numbered from 0, and the operator's extras.
 
     What the mask reads of its own operands is in `data`; any other tensor stands for them.
     """
-    call = _renumbered(call)
+    spec = _renumbered(spec)
     made = [] if data is None else [tensor for tensor in data[:6] if tensor is not None]
-    extras = [*made[:1] * len(call.mask.operands), *(operands[name] for name in call.given), *made]
-    if data is not None and call.mask.varlen_layout is not None and data.token_offsets is not None:
+    extras = [*made[:1] * len(spec.mask.operands), *(operands[name] for name in spec.given), *made]
+    if data is not None and spec.mask.varlen_layout is not None and data.token_offsets is not None:
         assert data.token_counts is not None
-        extras[call.mask.varlen_layout.token_offset.index], extras[call.mask.varlen_layout.token_count.index] = (
+        extras[spec.mask.varlen_layout.token_offset.index], extras[spec.mask.varlen_layout.token_count.index] = (
             data.token_offsets,
             data.token_counts,
         )
     if isinstance(data, BackwardData) and data.dense is not None:
-        (dense,) = [o.index for component in call.mask.others if component.RELATION.pairs for o in component.operands]
+        (dense,) = [o.index for component in spec.mask.others if component.RELATION.pairs for o in component.operands]
         extras[dense] = data.dense
-    return call, extras
+    return spec, extras
 
 
 @functools.cache
-def _renumbered(call: Call) -> Call:
+def _renumbered(spec: AttentionSpec) -> AttentionSpec:
     numbers = itertools.count()
-    of_mask = {operand.index: next(numbers) for operand in call.mask.operands}
-    parts = {name: _numbered(part, {part.operand.index: next(numbers)}) for name, part in call.given.items()}
-    return dataclasses.replace(call, mask=_numbered(call.mask, of_mask), **parts)
+    of_mask = {operand.index: next(numbers) for operand in spec.mask.operands}
+    parts = {name: _numbered(part, {part.operand.index: next(numbers)}) for name, part in spec.given.items()}
+    return dataclasses.replace(spec, mask=_numbered(spec.mask, of_mask), **parts)
 
 
 @functools.cache
-def _renumbered(call: Call) -> Call:
+def _renumbered(spec: AttentionSpec) -> AttentionSpec:
     numbers = itertools.count()
-    of_mask = {operand.index: next(numbers) for operand in call.mask.operands}
-    parts = {name: _numbered(part, {part.operand.index: next(numbers)}) for name, part in call.given.items()}
-    return dataclasses.replace(call, mask=_numbered(call.mask, of_mask), **parts)
+    of_mask = {operand.index: next(numbers) for operand in spec.mask.operands}
+    parts = {name: _numbered(part, {part.operand.index: next(numbers)}) for name, part in spec.given.items()}
+    return dataclasses.replace(spec, mask=_numbered(spec.mask, of_mask), **parts)
 
 
 def _numbered(part: Any, numbers: Mapping[int, int]) -> Any:

@@ -21,7 +21,7 @@ from dash_inductor.model.traits import Traits
 
 from . import hopper_calls
 from .attention import Attention
-from .calls import BSHD, forward_call
+from .calls import BSHD, forward_spec
 
 Forward = tuple[Tensor, Tensor]
 PLAIN = Traits()
@@ -29,8 +29,8 @@ PLAIN = Traits()
 
 def forward(p: Attention, *, logsumexp: bool = False, **how: Any) -> Forward:
     """out and log-sum-exp of a problem by the kernel; the latter for a program, or for a backward alone."""
-    call = replace(forward_call(p.mask, p.scale, how.pop("order", BSHD)), logsumexp=logsumexp)
-    return hopper_calls.forward(p.q, p.k, p.v, call, **how)
+    spec = replace(forward_spec(p.mask, p.scale, how.pop("order", BSHD)), logsumexp=logsumexp)
+    return hopper_calls.forward(p.q, p.k, p.v, spec, **how)
 
 
 def rounding_of_sums(dtype: torch.dtype, dims: tuple[int, int], traits: Traits = PLAIN) -> float:

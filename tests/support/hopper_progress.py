@@ -19,7 +19,7 @@ import torch
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.hopper.backward.data import BackwardData
-from dash_inductor.model import Band, Call, Mask, Operand, Segments, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Operand, Segments, Tiles
 
 from . import hopper_calls
 from .attention import Attention, Gradients
@@ -59,8 +59,8 @@ class Documents:
 
     def __call__(self) -> Gradients:
         p, mask = self.direct.problem, Mask(self.direct.problem.mask, segments=Segments(Operand(0), Operand(0)))
-        call = Call(mask, p.scale, (BSHD,) * 3)
-        return hopper_calls.backward(p.do, p.q, p.k, p.v, *self.direct.forward, call, self.direct.plan, self.data)
+        spec = AttentionSpec(mask, p.scale, (BSHD,) * 3)
+        return hopper_calls.backward(p.do, p.q, p.k, p.v, *self.direct.forward, spec, self.direct.plan, self.data)
 
 
 def held(schedule: str, mask: str, free: int) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor.model import Band, Call, Keys, Mask, Operand, Plan, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Keys, Mask, Operand, Plan, Segments, Site
 from dash_inductor.operators import attention as ops
 
 from .attention import Attention as Dense
@@ -102,16 +102,16 @@ class KeyedAttention:
         """The facts of a site on CUDA."""
         (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, value_dim) = self.q.shape, self.v.shape
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
-        call = self.call(0)
-        return Site("cuda", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, call)
+        spec = self.spec(0)
+        return Site("cuda", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, spec)
 
-    def call(self, results: int) -> Call:
+    def spec(self, results: int) -> AttentionSpec:
         """The call of an operator with so many results, all with BSHD strides."""
         segments = None
         if self.segments is not None:
             segments = Segments(Operand(0), Operand(0 if self.segments[0] is self.segments[1] else 1))
         keys = None if self.keys is None else Keys(Operand(0 if segments is None else segments.kv.index + 1))
-        return Call(Mask(self.mask, keys, segments), self.scale, (BSHD,) * results)
+        return AttentionSpec(Mask(self.mask, keys, segments), self.scale, (BSHD,) * results)
 
     @property
     def extras(self) -> list[Tensor]:
@@ -159,16 +159,16 @@ def segment_ids(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, extras: list[Tensor], call: str, plan: Plan
+    q: Tensor, k: Tensor, v: Tensor, extras: list[Tensor], spec: str, plan: Plan
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, log-sum-exp): to be compiled."""
-    result: tuple[Tensor, Tensor] = ops.attention_forward(q, k, v, extras, call, str(plan), "test")
+    result: tuple[Tensor, Tensor] = ops.attention_forward(q, k, v, extras, spec, str(plan), "test")
     return result
 
 
 def gradients(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, extras: list[Tensor], call: str, plan: Plan
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, extras: list[Tensor], spec: str, plan: Plan
 ) -> Gradients:
     """(dq, dk, dv): to be compiled."""
-    result: Gradients = ops.attention_backward(do, q, k, v, out, lse, extras, call, str(plan), "test")
+    result: Gradients = ops.attention_backward(do, q, k, v, out, lse, extras, spec, str(plan), "test")
     return result

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_inductor.model import Band, Bias, Call, Dense, Dropout, Keys, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, Dense, Dropout, Keys, Mask, Operand, Site
 from dash_inductor.operators import attention as ops
 
 from .attention import Attention
@@ -137,7 +137,7 @@ class PairedAttention:
 
         return replace(self, q=cut(self.q, rows), do=cut(self.do, rows), k=cut(self.k, keys), v=cut(self.v, keys))
 
-    def call(self, results: int, *, gradient: bool = False) -> Call:
+    def spec(self, results: int, *, gradient: bool = False) -> AttentionSpec:
         """The call of an operator with so many results, all with BSHD strides."""
         keys = None if self.keys is None else Keys(Operand(0))
         dense = None if self.dense is None else Dense(Operand(int(keys is not None)))
@@ -145,7 +145,7 @@ class PairedAttention:
         bias = None if self.bias is None else Bias(Operand(place), gradient, tuple(self.summed) if gradient else ())
         seed = Operand(place + int(bias is not None))
         dropout = None if self.seed is None else Dropout(self.drops, seed)
-        return Call(Mask(self.band, keys, None, dense), self.scale, (BSHD,) * results, bias, dropout)
+        return AttentionSpec(Mask(self.band, keys, None, dense), self.scale, (BSHD,) * results, bias, dropout)
 
     @property
     def extras(self) -> list[Tensor]:
@@ -155,7 +155,7 @@ class PairedAttention:
     def site(self, device: Any = "cuda") -> Site:
         (batch, heads, q_len, dim), (_, kv_heads, kv_len, _) = self.q.shape, self.k.shape
         dtype: Any = str(self.q.dtype).removeprefix("torch.")
-        return Site(device, dtype, batch, heads, kv_heads, q_len, kv_len, dim, self.v.shape[3], self.call(0))
+        return Site(device, dtype, batch, heads, kv_heads, q_len, kv_len, dim, self.v.shape[3], self.spec(0))
 
     @property
     def summed(self) -> list[int]:

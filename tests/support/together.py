@@ -56,8 +56,8 @@ class Together:
         lowering.register()
         self._dynamic, self._with_backward = dynamic, with_backward
         orders = [BSHD] * len(problems) if orders is None else orders
-        calls = [str(replace(p.call(1), orders=(order,))) for p, order in zip(problems, orders, strict=True)]
-        backward_calls, texts = [str(p.call(3)) for p in problems], [str(plan) for plan in plans]
+        calls = [str(replace(p.spec(1), orders=(order,))) for p, order in zip(problems, orders, strict=True)]
+        backward_calls, texts = [str(p.spec(3)) for p in problems], [str(plan) for plan in plans]
 
         def run(tensors: list[Arguments]) -> list[Results]:
             results: list[Results] = []

@@ -15,7 +15,7 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.calibration import CALIBRATIONS
 from dash_inductor.model.architectures import WORKERS
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.components import Keys, Operand, Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.site import Site
@@ -34,7 +34,7 @@ from dash_inductor.timeline.text import text
 
 FULL, CAUSAL = Band(), Band(0)
 PAPER = Costs(1.0, 0.5)
-SITE = Site("cuda", "bfloat16", 2, 4, 2, 512, 512, 128, 128, Call(Mask(CAUSAL), 1.0))
+SITE = Site("cuda", "bfloat16", 2, 4, 2, 512, 512, 128, 128, AttentionSpec(Mask(CAUSAL), 1.0))
 
 
 def small(name: str, band: Band, costs: Costs = PAPER, heads: int = 2) -> Timeline:
@@ -226,12 +226,12 @@ def test_restricted_jobs_are_those_of_the_tables(name: str) -> None:
 
 def test_a_plan_of_documents_visits_their_tile_pairs_alone() -> None:
     mask = Mask(CAUSAL, segments=Segments(Operand(0), Operand(0)))
-    site = replace(SITE, call=Call(mask, 1.0))
+    site = replace(SITE, spec=AttentionSpec(mask, 1.0))
     plan = planner.plan(site, "sm_90")
     whole, cut = of_plan(site, "sm_90", plan), of_plan(site, "sm_90", plan, data=Lengths(documents=(256, 256)))
     assert {(s.q, s.kv) for s in whole.steps} > {(s.q, s.kv) for s in cut.steps}
     assert not [s for s in cut.steps if s.q >= 4 and s.kv < 2]
-    padded = replace(SITE, call=Call(Mask(FULL, keys=Keys(Operand(0))), 1.0))
+    padded = replace(SITE, spec=AttentionSpec(Mask(FULL, keys=Keys(Operand(0))), 1.0))
     plan = planner.plan(padded, "sm_90")
     run = of_plan(padded, "sm_90", plan, data=Lengths(valid=(100, 512)))
     assert {s.kv for s in run.steps if s.head < 4} == {0}

@@ -14,9 +14,9 @@ from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Site
 from dash_inductor.planning import plan
 from dash_inductor.upstream import compat, toolchain
-from tests.support.calls import call_of
+from tests.support.calls import spec_of
 
-SITE = Site("cuda", "bfloat16", 1, 2, 2, 256, 256, 64, 64, call_of(Band(0), 0.125))
+SITE = Site("cuda", "bfloat16", 1, 2, 2, 256, 256, 64, 64, spec_of(Band(0), 0.125))
 
 
 def hopper_ptx() -> list[str]:

@@ -17,7 +17,7 @@ from ...graph.emit import Emitter
 from ...graph.nodes import Argument, op_name
 from ...graph.numbers import holds_all
 from ...graph.temporaries import Temporaries, users
-from ...model.call import Order
+from ...model.attention_spec import Order
 from ..attention import Axes
 from ..repeat_kv import find_repeat
 from .labels import CAST, Atom, Atoms, Dimension, Labels, broadcast, shape_of, stride_of, strides

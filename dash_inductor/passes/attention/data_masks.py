@@ -68,7 +68,7 @@ class MaskTableNodes:
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
         tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
-        return MaskTableNodes(emitter, tables, site.call.traits)
+        return MaskTableNodes(emitter, tables, site.spec.traits)
 
     def result(self, name: str, before: Node) -> Node:
         """Returns the node of one output of `mask_tables`, by its name in `MaskTables`; inserts it if necessary."""

@@ -46,7 +46,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
                 found.append(graph.of_graph(value))
             else:
                 found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
-    for name in match.site.call.given:
+    for name in match.site.spec.given:
         if OPERANDS[name].side == "both":
             found.append(_operand(name, graph))
     return found

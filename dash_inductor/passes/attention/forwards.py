@@ -38,7 +38,7 @@ def cause_of_fallback(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward change scores in different ways"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"
-    cause = cause_of_results(forward, matches[0].site.call, {match.node for match in matches})
+    cause = cause_of_results(forward, matches[0].site.spec, {match.node for match in matches})
     if cause:
         return cause
     if forward.order is None:
@@ -77,4 +77,4 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     tensors = None if match.bias is None else match.bias.tensor, *_added(match.attention.inputs)
-    return (str(match.site.call.of_forward), str(match.plan), match.operands.repeats, match.components, tensors)
+    return (str(match.site.spec.of_forward), str(match.plan), match.operands.repeats, match.components, tensors)

@@ -57,7 +57,7 @@ class Match:
         that the forward reads: both must read the same tensors (for dropout, the same seed).
         """
         backward = self.attention.backward
-        return bool(self.site.call.of_forward.operands) or (backward is not None and backward.logsumexp is None)
+        return bool(self.site.spec.of_forward.operands) or (backward is not None and backward.logsumexp is None)
 
     @property
     def detail(self) -> str:

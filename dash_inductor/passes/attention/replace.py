@@ -88,11 +88,11 @@ def _new_forward(
     """
     match, old, order = matches[0], forward.node, forward.order
     assert order is not None  # `cause_of_fallback` looked at it
-    call = dataclasses.replace(match.site.call.of_forward, orders=(order,))
+    spec = dataclasses.replace(match.site.spec.of_forward, orders=(order,))
     sinks = match.attention.inputs.sinks
     extras = inputs.extras + ([] if sinks is None else [rows_of_sinks(emitter, sinks.value, before=old)])
     extras += [] if inputs.data is None else inputs.data.of_forward(old)
-    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(call), str(match.plan), site_text(match.node))
+    arguments: tuple[Any, ...] = (*inputs.operands, extras, str(spec), str(match.plan), site_text(match.node))
     name = _node_name("dash_forward", old)
     node = emitter.call(attention_forward, arguments, before=old, like=old, name=name)
     stand_for(node, old)
@@ -108,7 +108,7 @@ def _new_forward(
     if forward.logsumexp.index in forward.given({match.node for match in matches}):
         own, query, documents = forward.logsumexp, inputs.operands[0], match.components.documents
         assert isinstance(own, LogSumExp)  # `cause_of_results` looked at it
-        public = own.made_of(emitter, logsumexp, call, query, documents, before=old)
+        public = own.made_of(emitter, logsumexp, spec, query, documents, before=old)
         swaps += [(reader, public) for reader in readers]
     return None, logsumexp
 
@@ -159,13 +159,13 @@ def _new_backward(
     old, (out, logsumexp) = backward.node, results
     gradients = match.operands.gradients
     orders = tuple(gradient.order for gradient in gradients if gradient.order is not None)  # `analyse` checked them
-    call = dataclasses.replace(match.site.call.of_backward, orders=orders)
+    spec = dataclasses.replace(match.site.spec.of_backward, orders=orders)
     bias, extras = match.bias, inputs.extras
-    if call.bias is not None and bias is not None:
-        call = dataclasses.replace(call, bias=dataclasses.replace(call.bias, summed=tuple(bias.summed)))
+    if spec.bias is not None and bias is not None:
+        spec = dataclasses.replace(spec, bias=dataclasses.replace(spec.bias, summed=tuple(bias.summed)))
     sinks, sink_gradient = match.attention.inputs.sinks, backward.sink_gradient
     of_sinks = sinks is not None and sink_gradient is not None and sink_gradient.used is not None
-    call = dataclasses.replace(call, delta=of_sinks and not call.traits.biased)
+    spec = dataclasses.replace(spec, delta=of_sinks and not spec.traits.biased)
     if backward.grad_logsumexp is not None:
         assert logsumexp is not None
         gradient = gradient_of(emitter, backward.grad_logsumexp, logsumexp, inputs.operands[0], before=old)
@@ -178,7 +178,7 @@ def _new_backward(
         out,
         logsumexp,
         extras,
-        str(call),
+        str(spec),
         str(match.plan),
         site_text(old),
     )
@@ -191,7 +191,7 @@ def _new_backward(
     if of_sinks and sinks is not None and sink_gradient is not None:
         assert out is not None
         assert logsumexp is not None
-        if call.delta:
+        if spec.delta:
             delta = emitter.call(operator.getitem, (node, 3), before=old, like=old)
             column = gradient_of_sinks(emitter, delta, logsumexp, sinks.value, before=old)
         else:

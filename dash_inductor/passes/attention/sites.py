@@ -18,7 +18,7 @@ from ...graph import sizes as layout
 from ...graph.arguments import name_of
 from ...masks.nodes import inputs_of
 from ...masks.normal_form import Components
-from ...model.call import Call
+from ...model.attention_spec import AttentionSpec
 from ...model.components import Operand
 from ...model.dropout import Dropout
 from ...model.mask import Mask
@@ -51,8 +51,8 @@ def analyse(found: Found) -> Analysis:
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
         facts = replace(facts, mask=_mask_text(attention.inputs, mask.components, bias))
-        call, operands = _call(attention, mask.components, bias), find_operands(attention)
-        facts = replace(facts, site=_site(attention, mask.components, call, operands))
+        spec, operands = _spec(attention, mask.components, bias), find_operands(attention)
+        facts = replace(facts, site=_site(attention, mask.components, spec, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
         return Analysis(facts, _plan(attention, facts, mask, bias, operands))
     except NotReadable as error:
@@ -73,8 +73,8 @@ def _look(found: Found) -> SiteFacts:
     return facts if inputs.flags is None else replace(facts, mask=str(inputs.flags))
 
 
-def _call(attention: Attention, components: Components, bias: FoundBias | None) -> Call:
-    """The `Call` of an attention, with its operands numbered in the order in which `extras` builds them.
+def _spec(attention: Attention, components: Components, bias: FoundBias | None) -> AttentionSpec:
+    """The `AttentionSpec` of an attention, with its operands numbered in the order in which `extras` builds them.
 
     Raises:
         NotReadable: the operators do not support the arguments, or the program reads results that they do not return.
@@ -85,18 +85,18 @@ def _call(attention: Attention, components: Components, bias: FoundBias | None) 
     q_heads, kv_heads, head_dim, _ = map(_known, (query.shape[1], key.shape[1], query.shape[3], _value_dim(attention)))
     if not kv_heads or q_heads % kv_heads:
         raise NotReadable(Reason.SHAPE, f"{q_heads} heads of query, {kv_heads} of key")
-    call = _call_of_inputs(mask_of(components), inputs, head_dim)
+    spec = _spec_of_inputs(mask_of(components), inputs, head_dim)
     for name, kind in OPERANDS.items():
-        own = call.of_backward if kind.side == "backward" else call.of_forward
+        own = spec.of_backward if kind.side == "backward" else spec.of_forward
         part = _part(name, Operand(len(own.operands)), attention, bias)
-        call = call if part is None else replace(call, **{name: part})
+        spec = spec if part is None else replace(spec, **{name: part})
     if forward is not None and _reads_logsumexp(forward, backward):
-        call = replace(call, logsumexp=True)
+        spec = replace(spec, logsumexp=True)
     if backward is None and forward is not None:
-        given = cause_of_results(forward, call, forward.not_read)
+        given = cause_of_results(forward, spec, forward.not_read)
         if given:
             raise NotReadable(Reason.FORWARD_RESULTS, given)
-    return call
+    return spec
 
 
 def _mask_text(inputs: Inputs, components: Components, bias: FoundBias | None) -> str:
@@ -124,7 +124,7 @@ def _value_dim(attention: Attention) -> layout.Dim:
     return attention.inputs.value.tensor.shape[3]
 
 
-def _site(attention: Attention, components: Components, call: Call, operands: Operands) -> Site:
+def _site(attention: Attention, components: Components, spec: AttentionSpec, operands: Operands) -> Site:
     """The `Site` of an attention: the static facts on which its plan depends."""
     inputs, device = attention.inputs, device_of(attention.node)
     query, key = inputs.query.tensor, inputs.key.tensor
@@ -143,7 +143,7 @@ def _site(attention: Attention, components: Components, call: Call, operands: Op
         kv_len=kv_len,
         head_dim=_known(query.shape[3]),
         value_dim=_known(_value_dim(attention)),
-        call=call,
+        spec=spec,
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
 
@@ -188,9 +188,9 @@ def _known(x: layout.Dim) -> int:
     return int(value)
 
 
-def _call_of_inputs(mask: Mask, inputs: Inputs, head_dim: int) -> Call:
+def _spec_of_inputs(mask: Mask, inputs: Inputs, head_dim: int) -> AttentionSpec:
     try:
-        return Call(mask, _scale(inputs.scale, head_dim), **_modifiers(inputs.modifiers))
+        return AttentionSpec(mask, _scale(inputs.scale, head_dim), **_modifiers(inputs.modifiers))
     except ArgumentError as error:
         raise NotReadable(Reason.UNSUPPORTED_OP, str(error)) from error
 
@@ -205,7 +205,7 @@ def _scale(scale: object, head_dim: int) -> float:
 
 
 def _modifiers(found: Mapping[str, object]) -> dict[str, Any]:
-    """The score modifiers (`model.call.MODIFIERS`) by name; a value of 0 means none, as in flash-attn's operators."""
+    """The score modifiers (`MODIFIERS`) by name; a value of 0 means none, as in flash-attn's operators."""
     values = {name: (number, _number(number)) for name, number in found.items() if number is not None}
     for name, (number, value) in values.items():
         if value is None:

@@ -107,7 +107,7 @@ def insert(graph: Graph) -> bool:
     """
     from dash_inductor.graph.emit import Emitter
     from dash_inductor.graph.model_line import model_line
-    from dash_inductor.model.call import Call
+    from dash_inductor.model.attention_spec import AttentionSpec
     from dash_inductor.operators import attention as ops
 
     watching = active.watching_graphs()
@@ -118,7 +118,7 @@ def insert(graph: Graph) -> bool:
         if node.target is not ops.attention_backward or _observed(node):
             continue
         parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        results = Call.parse(node.args[_CALL]).results
+        results = AttentionSpec.parse(node.args[_CALL]).results
         parts = {index: part for index, part in parts.items() if results[index] in _GRADIENTS}
         if not parts:
             continue

@@ -102,7 +102,7 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         if site.dtype == "float32":
             raise ArgumentError("dtype", site.dtype, ("float16", "bfloat16"))
-        traits, dims = site.call.traits, (site.head_dim, site.value_dim)
+        traits, dims = site.spec.traits, (site.head_dim, site.value_dim)
         even = site.kv_len % plan.dkdv.block_kv == 0 and not traits.components
         return Specialisation(site.dtype, *dims, site.group, plan.schedule, traits, even, plan.dkdv, stamped)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.plan import Plan
 from ....model.site import Site
 from ....records import profiles
@@ -26,14 +26,16 @@ class CallProfiles(NamedTuple):
         meta: description of the call that a profile stores.
     """
 
-    key: tuple[Call, Plan, tuple[int, ...]]
+    key: tuple[AttentionSpec, Plan, tuple[int, ...]]
     heads: int
     kv_tiles: int
     q_tiles: int
     meta: dict[str, Any]
 
     @staticmethod
-    def of(call: Call, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device) -> CallProfiles:
+    def of(
+        spec: AttentionSpec, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device
+    ) -> CallProfiles:
         """Returns a `CallProfiles` for calls with this call description, plan, site and device.
 
         Args:
@@ -47,8 +49,8 @@ class CallProfiles(NamedTuple):
             "kernel": plan.kernel,
             "plan": str(plan),
             "schedule": plan.schedule,
-            "call": str(call),
-            "mask": str(call.mask),
+            "spec": str(spec),
+            "mask": str(spec.mask),
             "dtype": site.dtype,
             "shape": dict(zip(names, sizes, strict=True)),
             "tiles": {"q": p.block_q, "kv": p.block_kv},
@@ -56,7 +58,7 @@ class CallProfiles(NamedTuple):
             "gpu": properties.name,
             "sms": properties.multi_processor_count,
         }
-        return CallProfiles((call, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
+        return CallProfiles((spec, plan, sizes), p.batch * p.heads, p.n_kv, p.n_q, meta)
 
     def begin(self, site: str, device: torch.device) -> profiles.ProfileRun | None:
         """Begins the profile of one call; returns None if this call is not profiled.

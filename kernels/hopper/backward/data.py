@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.mask import ROW_BLOCK
 from ....schedule.table_tile_schedule import TILE_BITS
 from ....schedule.tile_schedule import ClosedForm
@@ -50,18 +50,18 @@ class BackwardData(NamedTuple):
     token_counts: Tensor | None = None
 
     @staticmethod
-    def of(call: Call, extras: Sequence[Tensor]) -> BackwardData | None:
+    def of(spec: AttentionSpec, extras: Sequence[Tensor]) -> BackwardData | None:
         """Returns the tensors of the mask from the operator's extras, or None if the mask is a band alone.
 
         Raises:
             ArgumentError: the number of extras is wrong.
         """
-        places = BackwardData.places(call, len(extras))
+        places = BackwardData.places(spec, len(extras))
         return None if places is None else BackwardData(*taken(extras, places))
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def places(call: Call, count: int) -> Places | None:
+    def places(spec: AttentionSpec, count: int) -> Places | None:
         """Returns, for each field, its tensor's index in the operator's extras, None for absent tensors.
 
         The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
@@ -73,13 +73,13 @@ class BackwardData(NamedTuple):
         Raises:
             ArgumentError: the number of extras is wrong.
         """
-        mask, operands = call.mask, len(call.operands)
+        mask, operands = spec.mask, len(spec.operands)
         if not mask.operands:
             return None
-        given, vectors = list(range(operands, count)), layout(call.traits)
+        given, vectors = list(range(operands, count)), layout(spec.traits)
         wanted = 4 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(given) != wanted:
-            raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {call}")
+            raise ArgumentError("extras", count, f"{operands} operands and {wanted} vectors and tables: {spec}")
         of_vectors = [given.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
         pairs = [o.index for component in mask.others if component.RELATION.pairs for o in component.operands]
         (dense,) = pairs or (None,)
@@ -100,7 +100,7 @@ class Arguments(NamedTuple):
     dense: dict[str, int]
 
     @staticmethod
-    def of(call: Call, data: BackwardData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
+    def of(spec: AttentionSpec, data: BackwardData, tile_schedule: ClosedForm, device: torch.device) -> Arguments:
         """Checks the tensors of the mask and returns the strides of its tables and of its dense mask.
 
         Args:
@@ -115,7 +115,7 @@ class Arguments(NamedTuple):
         tables = p.batch * table_b
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
-        vectors, varlen = layout(call.traits), call.traits.varlen
+        vectors, varlen = layout(spec.traits), spec.traits.varlen
         numbers = p.batch * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
         if numbers >= 1 << 31:
             raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
@@ -126,10 +126,10 @@ class Arguments(NamedTuple):
             (p.batch, p.heads, p.q_len, p.kv_len), blocks, blocks,
         )  # fmt: skip
         given = bool(vectors.QUERIES), bool(vectors.KEYS)
-        needed = *given, True, True, True, True, call.traits.of_pairs, varlen, varlen
+        needed = *given, True, True, True, True, spec.traits.of_pairs, varlen, varlen
         for name, tensor, shape, is_needed in zip(data._fields, data, shapes, needed, strict=True):
             if (tensor is not None) != is_needed:
-                wanted = f"{'a tensor' if is_needed else None}, for the mask {call.mask}"
+                wanted = f"{'a tensor' if is_needed else None}, for the mask {spec.mask}"
                 raise ArgumentError(f"data.{name}", tensor, wanted)
             if tensor is not None:
                 dtype = torch.bool if name in ("keys_seen", "dense") else torch.int32

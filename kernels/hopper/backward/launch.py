@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....config import config
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.plan import Plan
 from ....schedule.tile_schedule import ClosedForm, Problem
 from ...common import launcher, score
@@ -43,7 +43,9 @@ _READ = 5
 _ALIGNMENT = 128  # bytes between the parts of the workspace
 
 
-def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, plan: Plan, site: str = "") -> Run:
+def prepare(
+    tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str = ""
+) -> Run:
     """Returns a function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, and delta if
     `call.delta`].
 
@@ -58,8 +60,8 @@ def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pla
         extras: the operands of the call, then the tables of the mask, see `BackwardData.places`.  Under a mask that is
             data, the log-sum-exp of a query that sees no key is -inf.  With a packed mask it has padded rows, and the
             other tensors have the shapes of `layouts`.
-        call: the call, with the dimension orders of dq, dk and dv; these are copied in every call if the last dimension
-            of an order is not the fourth.
+        spec: the attention spec, with the dimension orders of dq, dk and dv; these are copied in every call if the last
+            dimension of an order is not the fourth.
         plan: a plan of the Hopper kernel.
         site: the name of the call in profiles, if `config.profile` is set.
 
@@ -67,10 +69,10 @@ def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, pla
         ArgumentError: the plan is for another family; the tensors do not fit the call; or the schedule needs more
             co-resident CTAs than the GPU has SMs.
     """
-    make = partial(_launches, call, plan, site, config.profile)
-    used = used_extras(BackwardData.places(call, len(extras)), call)
+    make = partial(_launches, spec, plan, site, config.profile)
+    used = used_extras(BackwardData.places(spec, len(extras)), spec)
     run = for_any_addresses(tensors, extras, _READ, used, 0, make)
-    return run if are_rows_dense(call) else in_orders(run, call)
+    return run if are_rows_dense(spec) else in_orders(run, spec)
 
 
 class _Workspace(NamedTuple):
@@ -109,45 +111,45 @@ class _Workspace(NamedTuple):
 
 
 def _launches(
-    call: Call, plan: Plan, name: str, stamped: bool, tensors: Sequence[Tensor], extras: Sequence[Tensor]
+    spec: AttentionSpec, plan: Plan, name: str, stamped: bool, tensors: Sequence[Tensor], extras: Sequence[Tensor]
 ) -> Launch:
     """Prepares the launches for tensors that TMA can read; `name` is the site's, and `stamped` is `config.profile`."""
-    grad_out, query, key, value, out = heads_first(tensors[:_READ], call)
+    grad_out, query, key, value, out = heads_first(tensors[:_READ], spec)
     logsumexp = tensors[_READ]
-    site, device = site_of(query, key, value, call, extras), query.device
+    site, device = site_of(query, key, value, spec, extras), query.device
     of = Specialisation.of_site(site, plan, stamped)
     built = kernels(of, device.index)
     work = problem_of(site, plan.dkdv.block_q, plan.dkdv.block_kv, plan.head_chunk)
     tile_schedule = ClosedForm(plan.schedule, work)
     lo, hi = work.bounds
-    operands.check(call, extras, (*query.shape[:3], key.shape[2]), device)
+    operands.check(spec, extras, (*query.shape[:3], key.shape[2]), device)
 
     parts = _Workspace.of(work, site.kv_heads, built.columns, built.value_columns)
     if parts.rows >= 1 << 31:
         raise ArgumentError("query", tuple(query.shape), "fewer than 2**31 rows: TMA counts them in 32 bits")
     shapes = [(*tensor.shape,) for tensor in (query, key, value)]
-    strides = [kernel_strides(*each) for each in zip(shapes, call.orders, strict=True)]
+    strides = [kernel_strides(*each) for each in zip(shapes, spec.orders, strict=True)]
     allocated = [
-        (of_operator(shape, call), of_operator(steps, call), query.dtype)
+        (of_operator(shape, spec), of_operator(steps, spec), query.dtype)
         for shape, steps in zip(shapes, strides, strict=True)
     ]
     dq_strides, dk_strides, dv_strides = strides
 
-    places = BackwardData.places(call, len(extras))
-    known, of_extras, others = numbered(len(tensors), used_extras(places, call), 2 * stamped + 4)
+    places = BackwardData.places(spec, len(extras))
+    known, of_extras, others = numbered(len(tensors), used_extras(places, spec), 2 * stamped + 4)
     (do, q, k, v, o, lse), (*stamps, dq, dk, dv, workspace) = known, others
     accumulator, lse2, delta = (workspace + offset for offset in (parts.accumulator, parts.lse, parts.delta))
     semaphores = workspace + parts.semaphores
     about_data = dict.fromkeys(("data", "contributions", "varlen_layout"))
-    data = BackwardData.of(call, extras)
+    data = BackwardData.of(spec, extras)
     if data is not None and places is not None:
-        about_data = Arguments.of(call, data, tile_schedule, device).of_call(places, of_extras)
+        about_data = Arguments.of(spec, data, tile_schedule, device).of_call(places, of_extras)
     varlen_layout = about_data["varlen_layout"]
     targets: tuple[tuple[Any, ...] | None, ...] = (None, None)
-    if call.mask.varlen_layout is not None:
+    if spec.mask.varlen_layout is not None:
         targets = target_values(dk, dk_strides, site.head_dim), target_values(dv, dv_strides, site.value_dim)
 
-    queries, keys = seen(tile_schedule, call, query.shape[2])
+    queries, keys = seen(tile_schedule, spec, query.shape[2])
     read = [
         SeenRows.of(query, *queries), SeenRows.of(key, *keys), SeenRows.of(value, *keys),
         SeenRows.of(grad_out, *queries),
@@ -164,23 +166,23 @@ def _launches(
     )  # fmt: skip
     problem = arguments.PROBLEM.values(
         work_ids=tile_schedule.work_ids, batch=work.batch, q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len,
-        lo=lo, hi=hi, head_chunk=plan.head_chunk, scale=call.scale, scale_log2=score.factor(call),
+        lo=lo, hi=hi, head_chunk=plan.head_chunk, scale=spec.scale, scale_log2=score.factor(spec),
     )  # fmt: skip
     first_row, end_row = tile_schedule.seen_rows
     of_prepare = named_arguments(
         prepare_rows, out_ptr=o, do_ptr=do, lse_ptr=lse, lse2_ptr=lse2, delta_ptr=delta, counters_ptr=semaphores,
         counters=parts.counters, out_strides=out.stride()[:3], do_strides=grad_out.stride()[:3],
         lse_strides=logsumexp.stride()[:3], q_heads=work.heads, first_row=first_row, end_row=end_row, n_q=work.n_q,
-        varlen_layout=varlen_layout, **operands.values(arguments.PREPARE_OPERANDS, call, extras, of_extras),
+        varlen_layout=varlen_layout, **operands.values(arguments.PREPARE_OPERANDS, spec, extras, of_extras),
     )  # fmt: skip
     of_main = named_arguments(
         hopper_backward, workspace=shared, problem=problem, data=about_data["data"], varlen_layout=varlen_layout,
-        targets=targets, stamped=tuple(stamps) or None, bound=score.bound_values(call),
-        **operands.values(arguments.OPERANDS, call, extras, of_extras),
+        targets=targets, stamped=tuple(stamps) or None, bound=score.bound_values(spec),
+        **operands.values(arguments.OPERANDS, spec, extras, of_extras),
     )  # fmt: skip
     of_finish = named_arguments(
         finish, accumulator=accumulator, semaphores=semaphores, dq_ptr=dq, dq_strides=dq_strides[:3],
-        q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len, lo=lo, hi=hi, n_q=work.n_q, scale=call.scale,
+        q_heads=work.heads, q_len=work.q_len, kv_len=work.kv_len, lo=lo, hi=hi, n_q=work.n_q, scale=spec.scale,
         data=about_data["contributions"], varlen_layout=varlen_layout,
     )  # fmt: skip
     main = launcher.KernelLauncher(built.main, _ctas(tile_schedule, plan.schedule, device), descriptors)
@@ -190,12 +192,12 @@ def _launches(
         CallLaunch(main, (*rows, dk, dv, accumulator, lse2, delta), of_main),
         CallLaunch(launcher.KernelLauncher(built.finish, q_tiles * (work.block_q // FINISH_ROWS)), (), of_finish),
     ]
-    launches = CallLaunches(asked, [*allocated, ((parts.end,), (1,), torch.uint8)], 3 + call.delta, device.index)
+    launches = CallLaunches(asked, [*allocated, ((parts.end,), (1,), torch.uint8)], 3 + spec.delta, device.index)
     launch: Launch = launches.run
     if stamped:
-        profiles = CallProfiles.of(call, plan, site, tile_schedule, device)
+        profiles = CallProfiles.of(spec, plan, site, tile_schedule, device)
         launch = partial(_profiled, launches, profiles, name, device)
-    if call.delta:
+    if spec.delta:
         of_tiles = work.batch, work.heads, work.n_q * work.block_q
         launch = partial(_with_delta, launch, parts.delta, of_tiles, work.q_len)
     return launch

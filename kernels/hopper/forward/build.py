@@ -101,7 +101,7 @@ class Specialisation:
             raise ArgumentError("site", site, "a site whose kv_len is known")
         dims = tile_dims(site.head_dim, site.value_dim)
         even_kv = site.kv_len % FORWARD_CONFIGS[dims].block_kv == 0
-        found = Specialisation(site.dtype, *dims, site.call.traits, even_kv)
+        found = Specialisation(site.dtype, *dims, site.spec.traits, even_kv)
         short = site.q_len is not None and found.plain and is_short(dims, site.q_len)
         return replace(found, short=short)
 
@@ -187,7 +187,7 @@ def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
         site: the attention; its q_len is None if dynamic.
         usual: a q_len that is not short.
     """
-    if site.q_len is not None and has_few(site.call.traits, site.q_len, site.group):
+    if site.q_len is not None and has_few(site.spec.traits, site.q_len, site.group):
         return (site.q_len,)
     dims = tile_dims(site.head_dim, site.value_dim)
     short = SHORT_CONFIGS[dims].rows if dims in SHORT_CONFIGS else usual

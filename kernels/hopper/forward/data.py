@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.mask import ROW_BLOCK
 from ....schedule.table_tile_schedule import seen_words
 from ....schedule.tile_schedule import Problem
@@ -53,18 +53,18 @@ class ForwardData(NamedTuple):
     token_counts: Tensor | None = None
 
     @staticmethod
-    def of(call: Call, extras: Sequence[Tensor]) -> ForwardData | None:
+    def of(spec: AttentionSpec, extras: Sequence[Tensor]) -> ForwardData | None:
         """Returns the tensors of the mask from the operator's extras, or None if the mask is a band alone.
 
         Raises:
             ArgumentError: the number of extras is wrong.
         """
-        places = ForwardData.places(call, len(extras))
+        places = ForwardData.places(spec, len(extras))
         return None if places is None else ForwardData(*taken(extras, places))
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def places(call: Call, count: int) -> Places | None:
+    def places(spec: AttentionSpec, count: int) -> Places | None:
         """Returns, for each field, its tensor's index in the operator's extras, None for absent tensors.
 
         The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
@@ -76,13 +76,13 @@ class ForwardData(NamedTuple):
         Raises:
             ArgumentError: the number of extras is wrong.
         """
-        mask, operands = call.mask, len(call.operands)
+        mask, operands = spec.mask, len(spec.operands)
         if not mask.operands:
             return None
-        of_pairs, vectors, made = call.traits.of_pairs, layout(call.traits), list(range(operands, count))
+        of_pairs, vectors, made = spec.traits.of_pairs, layout(spec.traits), list(range(operands, count))
         wanted = 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(made) != wanted:
-            allowed = f"the {operands} operands of {call}, then {wanted} tensors made from them"
+            allowed = f"the {operands} operands of {spec}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{count} tensors", allowed)
         if of_pairs:
             return (None, None, *made, None, None)

@@ -90,7 +90,7 @@ def kernels(of: Specialisation, device: int) -> Kernels:
 
 def of_site(site: Site, device: int) -> Kernels | None:
     """Returns the split-KV kernels for a site on a device index, or None if q_len is dynamic or `has_few` is false."""
-    if site.q_len is None or not has_few(site.call.traits, site.q_len, site.group):
+    if site.q_len is None or not has_few(site.spec.traits, site.q_len, site.group):
         return None
     return kernels(Specialisation.of_site(site), device)
 
@@ -108,7 +108,7 @@ def launches(site: Site, query: Tensor, key: Tensor, value: Tensor) -> Launch:
     of, part = Specialisation.of_site(site), part_of(kv_len)
     parts = -(-kv_len // part)
     shape, sums = (*query.shape[:3], site.value_dim), (batch, q_heads, q_len)
-    strides = kernel_strides(shape, site.call.orders[0])
+    strides = kernel_strides(shape, site.spec.orders[0])
     built = kernels(of, query.device.index)
     programs = batch * kv_heads * parts
     accumulators = programs * of.rows * built.form.BLOCK_DV  # sums follow them
@@ -121,7 +121,7 @@ def launches(site: Site, query: Tensor, key: Tensor, value: Tensor) -> Launch:
     of_attend = named_arguments(
         attend, q_ptr=q, k_ptr=k, v_ptr=v, acc_ptr=acc, sums_ptr=partial_sums, q_strides=query.stride()[:3],
         k_strides=key.stride()[:3], v_strides=value.stride()[:3], kv_heads=kv_heads, kv_len=kv_len, part_len=part,
-        scale_log2=site.call.scale * score.LOG2E, **of_sizes,
+        scale_log2=site.spec.scale * score.LOG2E, **of_sizes,
     )  # fmt: skip
     of_combine = named_arguments(
         combine, acc_ptr=acc, sums_ptr=partial_sums, out_ptr=out, lse_ptr=lse, out_strides=strides[:3],

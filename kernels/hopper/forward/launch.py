@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....schedule.tile_schedule import ClosedForm, Problem
 from ...common import launcher, score
 from ...common.call_launches import CallLaunch, CallLaunches, named_arguments
@@ -40,7 +40,9 @@ _COUNTER = (1,), (1,), torch.int32
 _LEAST = 2.0**-149
 
 
-def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, *, ctas: int | None = None) -> Run:
+def prepare(
+    tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, *, ctas: int | None = None
+) -> Run:
     """Returns a function (query, key, value, extras) -> (out, log-sum-exp) that computes attention.
 
     It runs calls with tensors of these dtypes, shapes, strides and device.  The bits of a (batch element, query head)
@@ -57,8 +59,8 @@ def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, *, 
             kv_len, head dim or value dim], in the dtype of query.  q heads are a multiple of kv heads; query head ``h``
             reads kv head ``h // (q heads // kv heads)``.
         extras: the operands of the call, then what the mask's kernels read, see `ForwardData.places`.
-        call: the call, with the dimension order of out, which is copied in every call if its last dimension is not the
-            fourth.  The product of scale and log2(e) must be finite in fp32.
+        spec: the attention spec, with the dimension order of out, which is copied in every call if its last dimension
+            is not the fourth.  The product of scale and log2(e) must be finite in fp32.
         ctas: number of CTAs, by default at most one per SM.  It changes speed, never bits.  The split-KV kernels
             (`few`) ignore it.
 
@@ -68,58 +70,60 @@ def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, *, 
     device = tensors[0].device
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
-    if not call.scale > _LEAST:
-        return _with_positive_scale(tensors, extras, call, ctas)
-    places = ForwardData.places(call, len(extras))
-    used = used_extras(places, call)
-    aligned = used[: len(used) - len(call.given)]  # those of the mask
-    run = for_any_addresses(tensors, extras, 3, used, len(aligned), partial(_launches, call, ctas))
-    return run if are_rows_dense(call) else in_orders(run, call)
+    if not spec.scale > _LEAST:
+        return _with_positive_scale(tensors, extras, spec, ctas)
+    places = ForwardData.places(spec, len(extras))
+    used = used_extras(places, spec)
+    aligned = used[: len(used) - len(spec.given)]  # those of the mask
+    run = for_any_addresses(tensors, extras, 3, used, len(aligned), partial(_launches, spec, ctas))
+    return run if are_rows_dense(spec) else in_orders(run, spec)
 
 
-def _with_positive_scale(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, ctas: int | None) -> Run:
+def _with_positive_scale(
+    tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, ctas: int | None
+) -> Run:
     """As `prepare`, with another query and a positive scale that give the same scores.
 
     The kernel scales the maximum of a row after taking it, so the scale must be positive.  A negative scale is moved to
     the sign of the query, which is exact.  With a zero or denormal scale all scores are zero, as those of a zero query.
     """
-    if math.isnan(call.scale):
-        raise ArgumentError("scale", call.scale, _SCALES)
-    negated = call.scale < -_LEAST
-    other, scale = (torch.neg, -call.scale) if negated else (torch.zeros_like, 1.0)
-    known = prepare((other(tensors[0]), *tensors[1:]), extras, replace(call, scale=scale), ctas=ctas)
+    if math.isnan(spec.scale):
+        raise ArgumentError("scale", spec.scale, _SCALES)
+    negated = spec.scale < -_LEAST
+    other, scale = (torch.neg, -spec.scale) if negated else (torch.zeros_like, 1.0)
+    known = prepare((other(tensors[0]), *tensors[1:]), extras, replace(spec, scale=scale), ctas=ctas)
     return lambda args: known((other(args[0]), *args[1:]))
 
 
 _SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} in magnitude"
 
 
-def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: Sequence[Tensor]) -> Launch:
+def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], extras: Sequence[Tensor]) -> Launch:
     """Prepares the launches for tensors that TMA can read."""
-    query, key, value = heads_first(tensors, call)
-    if call.scale * score.LOG2E > score.LARGEST:
-        raise ArgumentError("scale", call.scale, _SCALES)
-    site, device = site_of(query, key, value, call, extras), query.device
-    if suits_parts(call.traits, query.shape[2], key.shape[2], site.group):
+    query, key, value = heads_first(tensors, spec)
+    if spec.scale * score.LOG2E > score.LARGEST:
+        raise ArgumentError("scale", spec.scale, _SCALES)
+    site, device = site_of(query, key, value, spec, extras), query.device
+    if suits_parts(spec.traits, query.shape[2], key.shape[2], site.group):
         return few.launches(site, query, key, value)
     of = Specialisation.of_site(site)
     work = problem_of(site, of.config.rows, of.config.block_kv)
     tiles = work.batch * work.heads * work.n_q
     if tiles >= 1 << 30:
         raise ArgumentError("query", tuple(query.shape), f"fewer than 2**30 tiles of {work.block_q} rows")
-    queries = 1 if call.mask.varlen_layout else work.q_len  # the kernel would read sinks of the rows of a packed mask
-    operands.check(call, extras, (work.batch, work.heads, queries, work.kv_len), device)
+    queries = 1 if spec.mask.varlen_layout else work.q_len  # the kernel would read sinks of the rows of a packed mask
+    operands.check(spec, extras, (work.batch, work.heads, queries, work.kv_len), device)
     shape = (*query.shape[:3], site.value_dim)
-    strides = kernel_strides(shape, call.orders[0])
+    strides = kernel_strides(shape, spec.orders[0])
     sums = work.batch, work.heads, work.q_len
 
-    places = ForwardData.places(call, len(extras))
-    (q, k, v), of_extras, (out, lse, counter) = numbered(3, used_extras(places, call), 3)
-    data = ForwardData.of(call, extras)
+    places = ForwardData.places(spec, len(extras))
+    (q, k, v), of_extras, (out, lse, counter) = numbered(3, used_extras(places, spec), 3)
+    data = ForwardData.of(spec, extras)
     about_data = dict.fromkeys(("data", "varlen_layout"))
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
-    rows, keys = seen(ClosedForm("two_pass", work), call, query.shape[2])
+    rows, keys = seen(ClosedForm("two_pass", work), spec, query.shape[2])
     read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
     keys_in_l2 = (of.config.head_chunk_mib << 20) // (2 * (site.head_dim + site.value_dim))
     head_chunk, last_head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
@@ -127,7 +131,7 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     problem = arguments.PROBLEM.values(
         batch_heads=work.batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
         kv_len=work.kv_len, lo=lo, hi=hi, head_chunk=head_chunk, last_head_chunk=last_head_chunk,
-        scale_log2=score.factor(call),
+        scale_log2=score.factor(spec),
     )  # fmt: skip
 
     built = kernels(of, device.index)
@@ -138,15 +142,15 @@ def _launches(call: Call, ctas: int | None, tensors: Sequence[Tensor], extras: S
     main = launcher.KernelLauncher(built.main, grid, [*(each.descriptor for each in read), describe(shape, strides)])
     skipped = [start + each.skipped for start, each in zip((q, k, v), read, strict=True)]
     of_main = named_arguments(
-        hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(call),
-        target=target_values(out, strides, site.value_dim) if call.mask.varlen_layout else None,
-        **about_data, **operands.values(arguments.OPERANDS, call, extras, of_extras),
+        hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(spec),
+        target=target_values(out, strides, site.value_dim) if spec.mask.varlen_layout else None,
+        **about_data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
     )  # fmt: skip
     asked = [
         CallLaunch(launcher.KernelLauncher(built.prepare, 1), (), named_arguments(reset, counter_ptr=counter)),
         CallLaunch(main, (*skipped, out), of_main),
     ]
-    of_out = of_operator(shape, call), of_operator(strides, call), query.dtype
+    of_out = of_operator(shape, spec), of_operator(strides, spec), query.dtype
     allocated = of_out, (sums, dense_strides(sums, (0, 1, 2)), torch.float32), _COUNTER
     return CallLaunches(asked, allocated, 2, device.index).run
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.operands import OPERANDS
 from ....model.traits import Traits
 from ...common.arguments import Group
@@ -40,7 +40,7 @@ def types(parameters: Parameters, traits: Traits) -> dict[str, Group | None]:
 
 
 def values(
-    parameters: Parameters, call: Call, extras: Sequence[Tensor], addresses: Mapping[int, Address]
+    parameters: Parameters, spec: AttentionSpec, extras: Sequence[Tensor], addresses: Mapping[int, Address]
 ) -> dict[str, tuple[Any, ...] | None]:
     """Returns the argument values of each parameter by name, None if the call does not have the operand.
 
@@ -50,7 +50,7 @@ def values(
     """
     found: dict[str, tuple[Any, ...] | None] = dict.fromkeys(parameters)
     for name, (operand, _) in parameters.items():
-        part = call.given.get(operand)
+        part = spec.given.get(operand)
         if part is not None:
             kind, index = OPERANDS[operand], part.operand.index
             strides = broadcast_strides(extras[index]) if kind.axes else ()
@@ -58,7 +58,9 @@ def values(
     return found
 
 
-def check(call: Call, extras: Sequence[Tensor], sizes: tuple[int, int, int, int], device: torch.device) -> None:
+def check(
+    spec: AttentionSpec, extras: Sequence[Tensor], sizes: tuple[int, int, int, int], device: torch.device
+) -> None:
     """Checks that the optional operands of a call have the shapes and dtypes of `OPERANDS`, on this device.
 
     Args:
@@ -69,9 +71,9 @@ def check(call: Call, extras: Sequence[Tensor], sizes: tuple[int, int, int, int]
         ArgumentError: an operand has another shape, dtype or device.
     """
     of_axes = dict(zip(("b", "h", "q", "kv"), sizes, strict=True))
-    for name, part in call.given.items():
+    for name, part in spec.given.items():
         if part.operand.index >= len(extras):
-            raise ArgumentError(name, None, f"a tensor, the extra of index {part.operand.index}, for {call}")
+            raise ArgumentError(name, None, f"a tensor, the extra of index {part.operand.index}, for {spec}")
         kind, tensor = OPERANDS[name], extras[part.operand.index]
         wanted = tuple(of_axes[axis] for axis in kind.axes) or (1,)
         shape = tuple(tensor.shape)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....upstream.cuda import current_device
 from ...common.call_launches import Address, unknown_addresses
 from ...execution import Run
@@ -24,13 +24,13 @@ Make = Callable[[Sequence[Tensor], Sequence[Tensor]], Launch]
 """A function (tensors, extras) -> what launches for tensors with these layouts, all of which TMA can read."""
 
 
-def used_extras(places: Places | None, call: Call) -> list[int]:
+def used_extras(places: Places | None, spec: AttentionSpec) -> list[int]:
     """Returns the indices of the extras that the kernels read: first the mask's tensors, then the optional operands.
 
     Args:
         places: the indices of the tensors of a mask that is data; None for a band alone.
     """
-    return [*(i for i in places or () if i is not None), *(part.operand.index for part in call.given.values())]
+    return [*(i for i in places or () if i is not None), *(part.operand.index for part in spec.given.values())]
 
 
 def numbered(tensors: int, used: Sequence[int], others: int) -> tuple[list[Address], dict[int, Address], list[Address]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ArgumentError
-from ....model.call import Call
+from ....model.attention_spec import AttentionSpec
 from ....model.mask import ROW_BLOCK
 from ....model.site import DType, Site
 from ....schedule.tile_schedule import ClosedForm, Problem
@@ -26,7 +26,7 @@ def taken(extras: Sequence[Tensor], places: Places) -> list[Any]:
     return [None if place is None else extras[place] for place in places]
 
 
-def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Sequence[Tensor]) -> Site:
+def site_of(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, extras: Sequence[Tensor]) -> Site:
     """Returns the attention site of a call with these tensors; with a packed mask its lengths count padded rows.
 
     Args:
@@ -51,12 +51,12 @@ def site_of(query: Tensor, key: Tensor, value: Tensor, call: Call, extras: Seque
     if len({t.device for t in tensors}) > 1:
         devices = tuple(str(t.device) for t in tensors)
         raise ArgumentError("devices of query, key, value", devices, "the same for all")
-    q_len, kv_len, varlen_layout = q[2], k[2], call.mask.varlen_layout
+    q_len, kv_len, varlen_layout = q[2], k[2], spec.mask.varlen_layout
     if varlen_layout is not None:
         if q[0] != 1 or q_len != kv_len:
             raise ArgumentError("query, key", (q, k), "one batch element, with as many of both")
         q_len = kv_len = ROW_BLOCK * len(extras[varlen_layout.token_offset.index])
-    return Site("cuda", DTYPES[dtypes[0]], q[0], q[1], k[1], q_len, kv_len, q[3], v[3], call)
+    return Site("cuda", DTYPES[dtypes[0]], q[0], q[1], k[1], q_len, kv_len, q[3], v[3], spec)
 
 
 def problem_of(site: Site, block_q: int, block_kv: int, head_chunk: int = 1) -> Problem:
@@ -69,12 +69,12 @@ def problem_of(site: Site, block_q: int, block_kv: int, head_chunk: int = 1) -> 
     )  # fmt: skip
 
 
-def seen(tile_schedule: ClosedForm, call: Call, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def seen(tile_schedule: ClosedForm, spec: AttentionSpec, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns (first, end) of the queries that see some key, and (first, end) of the keys that some query sees.
 
     With a packed mask both are all tokens.
     """
-    if call.mask.varlen_layout is not None:  # every token sees itself
+    if spec.mask.varlen_layout is not None:  # every token sees itself
         return (0, tokens), (0, tokens)
     return tile_schedule.seen_rows, tile_schedule.seen_keys
 

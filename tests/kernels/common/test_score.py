@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import score
-from dash_inductor.model import Band, Call, Mask
+from dash_inductor.model import AttentionSpec, Band, Mask
 
 from ...support import bounded_scores
 from ...support.bounded_scores import begun, far_share, powers, powers_and_slopes
@@ -95,29 +95,29 @@ def test_the_lowest_number_has_the_share_of_minus_infinity() -> None:
     assert without == far_share(v).tolist() == [-1.0, -1.0]
 
 
-def call(scale: float, softcap: float | None) -> Call:
-    return Call(Mask(Band()), scale, softcap=softcap)
+def spec(scale: float, softcap: float | None) -> AttentionSpec:
+    return AttentionSpec(Mask(Band()), scale, softcap=softcap)
 
 
 def test_numbers_of_calls() -> None:
-    assert score.bound_values(call(0.125, None)) is None
-    assert score.bound_values(call(0.125, 50.0)) == (score.ARGUMENT * 0.0025,)
-    assert score.factor(call(0.125, 50.0)) == pytest.approx(50.0 * score.LOG2E)
-    assert score.factor(call(0.125, None)) == pytest.approx(0.125 * score.LOG2E)
-    assert score.bound(call(0.125, None).traits) is None
-    assert score.bound(call(0.125, 50.0).traits) is score.BOUND
+    assert score.bound_values(spec(0.125, None)) is None
+    assert score.bound_values(spec(0.125, 50.0)) == (score.ARGUMENT * 0.0025,)
+    assert score.factor(spec(0.125, 50.0)) == pytest.approx(50.0 * score.LOG2E)
+    assert score.factor(spec(0.125, None)) == pytest.approx(0.125 * score.LOG2E)
+    assert score.bound(spec(0.125, None).traits) is None
+    assert score.bound(spec(0.125, 50.0).traits) is score.BOUND
 
 
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, 1e-39), (1.0, 3e38), (1e-30, 1e10), (3e38, 0.5)])
 def test_numbers_that_fp32_cannot_hold(scale: float, softcap: float) -> None:
     with pytest.raises(ArgumentError, match="softcap"):
-        score.bound_values(call(scale, softcap))
+        score.bound_values(spec(scale, softcap))
 
 
 @pytest.mark.parametrize("softcap", [None, 0.5, 3.0, 50.0])
 def test_the_definition_and_its_derivative(softcap: float | None) -> None:
     scaled = torch.linspace(-60, 60, 241, dtype=torch.float64, requires_grad=True)
-    found = score.score(scaled, call(1.0, softcap))
+    found = score.score(scaled, spec(1.0, softcap))
     upstream = torch.linspace(-1, 1, 241, dtype=torch.float64)
     (expected,) = torch.autograd.grad(found, scaled, upstream)
-    torch.testing.assert_close(score.derivative(upstream, scaled.detach(), call(1.0, softcap)), expected)
+    torch.testing.assert_close(score.derivative(upstream, scaled.detach(), spec(1.0, softcap)), expected)

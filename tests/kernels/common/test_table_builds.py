@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.model import Call, Mask, Site
+from dash_inductor.model import AttentionSpec, Mask, Site
 from dash_inductor.planning import plan
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 
@@ -56,7 +56,7 @@ def compile_instead(self: Any, kernel: Any, grid: Any, *arguments: Tensor | int,
 @pytest.mark.parametrize("text", MASKS)
 def test_tables_compile(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = Mask.parse(text)
-    site = Site("cuda", "bfloat16", BATCH, HEADS, HEADS, LENGTH, LENGTH, 128, 128, Call(mask, 0.1))
+    site = Site("cuda", "bfloat16", BATCH, HEADS, HEADS, LENGTH, LENGTH, 128, 128, AttentionSpec(mask, 0.1))
     monkeypatch.setattr(mask_tables._Builder, "_launch", compile_instead)
     data = MaskData.of(mask, operands(mask), (BATCH, HEADS, HEADS, LENGTH, LENGTH))
     mask_tables.build(data, plan(site, "sm_90"))

@@ -12,7 +12,7 @@ import pytest
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.portable.family import forward_tiles
-from dash_inductor.model import Band, Bias, Call, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Bias, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 from dash_inductor.planning import plan
 
@@ -41,8 +41,10 @@ CASES = [
 def rendered(
     arch: str, dtype: str, dims: tuple[int, int], mask: Band, has_keys: bool, length: int = 4001, *, bias: bool = False
 ) -> standalone.Rendered:
-    call = Call(Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None)
-    site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, call)  # type: ignore[arg-type]  # a name
+    spec = AttentionSpec(
+        Mask(mask, Keys(Operand(0)) if has_keys else None), 0.125, bias=Bias(Operand(1)) if bias else None
+    )
+    site = Site("cuda", dtype, 2, 16, 4, length, length, *dims, spec)  # type: ignore[arg-type]  # a name
     tiles = forward_tiles(arch, 32 if dtype == "float32" else 16, *dims)
     facts = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     return standalone.render_forward(facts, site)
@@ -159,8 +161,8 @@ def test_compiles_with_64_bit_indices(has_keys: bool) -> None:
     ("arch", "schedule", "dim"), [("sm_80", "two_pass", 128), ("sm_90", "two_pass", 128), ("sm_80", "spt", 64)]
 )
 def test_the_backward_with_keys_fits(arch: str, schedule: str, dim: int) -> None:
-    call = Call(Mask(Band(0), Keys(Operand(0))), 0.125)
-    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
+    spec = AttentionSpec(Mask(Band(0), Keys(Operand(0))), 0.125)
+    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, spec)
     kernels = standalone.render(plan(facts, arch, schedule), facts)
     for kernel in kernels:
         _, used = compiled(kernel, arch)
@@ -172,7 +174,7 @@ def test_the_backward_with_keys_fits(arch: str, schedule: str, dim: int) -> None
 def of_segments(arch: str, dim: int, *, keys: bool = False) -> Site:
     """A causal site with documents, of lengths that fill no tile."""
     mask = Mask(Band(0), Keys(Operand(2)) if keys else None, Segments(Operand(0), Operand(1)))
-    return Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, Call(mask, 0.125))
+    return Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, AttentionSpec(mask, 0.125))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -217,10 +219,10 @@ def test_the_backward_with_segments_fits(arch: str, schedule: str, dim: int) -> 
 def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
     """A dense mask, and a bias with its gradient."""
     if kind == "dense":
-        call = Call(Mask(Band(0), dense=Dense(Operand(0))), 0.125)
+        spec = AttentionSpec(Mask(Band(0), dense=Dense(Operand(0))), 0.125)
     else:
-        call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
-    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, call)
+        spec = AttentionSpec(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
+    facts = Site("cuda", "bfloat16", 2, 16, 4, 4001, 4001, dim, dim, spec)
     tiles = forward_tiles(arch, 16, dim, dim)
     forward = Plan("portable", "two_pass", "portable", tiles, tiles, head_chunk=4, forward_tiles=tiles)
     kernels = [*standalone.render(portable_plan(facts, arch), facts), standalone.render_forward(forward, facts)]
@@ -236,8 +238,8 @@ def test_a_tile_of_pairs_fits(arch: str, dim: int, kind: str) -> None:
 
 def test_a_bias_is_loaded_ahead() -> None:
     """On sm_90, for lengths that fill tiles: what the kernels of a backward with a bias's gradient are built for."""
-    call = Call(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
-    facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, call)
+    spec = AttentionSpec(Mask(Band()), 0.125, bias=Bias(Operand(0), gradient=True))
+    facts = Site("cuda", "bfloat16", 2, 16, 16, 4096, 4096, 128, 128, spec)
     dq, dkdv, apart = standalone.render(portable_plan(facts, "sm_90"), facts)
     for kernel in (dq, dkdv, apart):
         asm, used = compiled(kernel, "sm_90")
@@ -267,7 +269,7 @@ REFUSED: list[tuple[Callable[[], Tiles], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_has_no_tiles(call: Callable[[], Tiles], message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         call()

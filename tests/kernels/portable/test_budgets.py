@@ -14,7 +14,7 @@ from dash_inductor.kernels.portable import standalone
 from dash_inductor.model import Band, Plan, Site, Tiles
 from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.planning import plan
-from tests.support.calls import call_of
+from tests.support.calls import spec_of
 from tests.support.triton_version import PINNED
 
 CASES = [
@@ -40,7 +40,7 @@ ORDERED = [case for case in CASES if case[4] not in (None, "two_pass")]
 
 
 def site(dtype: str, head_dim: int, mask: Band) -> Site:
-    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, call_of(mask, head_dim**-0.5))  # type: ignore[arg-type]  # names
+    return Site("cuda", dtype, 2, 16, 4, 4096, 4096, head_dim, head_dim, spec_of(mask, head_dim**-0.5))  # type: ignore[arg-type]  # names
 
 
 @functools.cache
@@ -178,6 +178,6 @@ def test_only_static_portable_plans_are_rendered() -> None:
     tiles = Tiles(16, 16, 4, 1)
     with pytest.raises(ArgumentError, match="portable"):
         standalone.render(Plan("reference", "spt", "cpu", tiles), site("float16", 64, Band()))
-    dynamic = Site("cuda", "float16", None, 4, 4, 128, 128, 64, 64, call_of(Band(), 0.125))
+    dynamic = Site("cuda", "float16", None, 4, 4, 128, 128, 64, 64, spec_of(Band(), 0.125))
     with pytest.raises(ArgumentError, match="batch"):
         standalone.render(Plan("portable", "spt", "flash", tiles), dynamic)

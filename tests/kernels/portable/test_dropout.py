@@ -6,7 +6,7 @@ import pytest
 
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.kernels.portable.family import forward_tiles
-from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Dropout, Keys, Mask, Operand, Plan, Segments, Site
 from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.model.dropout import ROUNDS
 
@@ -70,8 +70,8 @@ def test_rounds_are_those_of_the_definition(p: float | None) -> None:
 
 def site(dtype: str, dim: int, mask: Mask, length: int = 4001, p: float | None = 0.1) -> Site:
     seed = Operand(len(mask.operands))
-    call = Call(mask, 0.125, dropout=None if p is None else Dropout(p, seed))
-    return Site("cuda", dtype, 2, 16, 4, length, length, dim, dim, call)  # type: ignore[arg-type]  # a name
+    spec = AttentionSpec(mask, 0.125, dropout=None if p is None else Dropout(p, seed))
+    return Site("cuda", dtype, 2, 16, 4, length, length, dim, dim, spec)  # type: ignore[arg-type]  # a name
 
 
 @some(BUDGETS, [BUDGETS[1], BUDGETS[5]])

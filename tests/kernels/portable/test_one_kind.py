@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.model import Band, Bias, Call, Keys, Mask, Operand, Plan, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Bias, Keys, Mask, Operand, Plan, Site, Tiles
 
 from ...support.portable_builds import stages
 from ...support.portable_plans import portable_plan
 
-CALL = Call(Mask(Band(), keys=Keys(Operand(0))), 0.1, bias=Bias(Operand(1), True))
+SPEC = AttentionSpec(Mask(Band(), keys=Keys(Operand(0))), 0.1, bias=Bias(Operand(1), True))
 
 
 def kinds(plan: Plan, site: Site) -> list[tuple[str, set[str]]]:
@@ -25,7 +25,7 @@ def kinds(plan: Plan, site: Site) -> list[tuple[str, set[str]]]:
 
 
 def site(head_dim: int) -> Site:
-    return Site("cuda", "float16", 2, 2, 2, 130, 190, head_dim, head_dim, CALL)
+    return Site("cuda", "float16", 2, 2, 2, 130, 190, head_dim, head_dim, SPEC)
 
 
 @pytest.mark.parametrize(("head_dim", "schedule"), [(128, "two_pass"), (192, "two_pass"), (192, "spt")])

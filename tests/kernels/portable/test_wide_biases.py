@@ -10,7 +10,7 @@ from unittest import mock
 
 from dash_inductor.kernels.portable import standalone
 from dash_inductor.model.architectures import SHARED_BYTES
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.components import Dense, Operand, Segments
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
@@ -43,10 +43,10 @@ SOON = [("band", "sm_90", (192, 128)), *((name, "sm_90", (128, 128)) for name in
 def test_they_fit(case: tuple[str, str, tuple[int, int]]) -> None:
     name, arch, dims = case
     mask = MASKS[name]
-    call = Call(mask, 0.1, bias=Bias(Operand(len(Call(mask, 0.1).operands)), True))
+    spec = AttentionSpec(mask, 0.1, bias=Bias(Operand(len(AttentionSpec(mask, 0.1).operands)), True))
     site = Site(
         device="cuda", dtype="bfloat16", batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=dims[0],
-        value_dim=dims[1], call=call, allow_tf32=False,
+        value_dim=dims[1], spec=spec, allow_tf32=False,
     )  # fmt: skip
     plan = decide(site, arch, "auto")
     assert not isinstance(plan, Fallback)

@@ -15,7 +15,7 @@ from dash_inductor.schedule import NAMES, supports
 
 from ...support import poison
 from ...support.attention import Attention, Gradients, errors
-from ...support.calls import BSHD, backward_call, forward_call
+from ...support.calls import BSHD, backward_spec, forward_spec
 
 MASKS = [Band(), Band(0), Band(0, None, "bottom_right"), Band(0, 20), Band(-9, 9), Band(3, 5)]
 # fp32 against fp64: sums of at most 70 products of magnitude 1 to 10 lose a few units in the last place
@@ -38,8 +38,8 @@ def test_gradients(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
         return
     problem = Attention.random(q_len, kv_len, 16, mask, kv_heads=3, group=2, device="cpu", dtype=torch.float32)
     out, lse, exact = problem.exact()
-    call = str(backward_call(mask, problem.scale, (BSHD, [0, 1, 2, 3], BSHD)))
-    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), [], call)
+    spec = str(backward_spec(mask, problem.scale, (BSHD, [0, 1, 2, 3], BSHD)))
+    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), [], spec)
     plan = str(reference_plan(schedule))
     gradients = ops.attention_backward(*arguments, plan, "test")
     assert max(errors(gradients, exact)) < TOLERANCE
@@ -66,7 +66,7 @@ def executed(schedule: str) -> poison.Backward:
     """The executor through the operator."""
 
     def backward(p: Attention, out: torch.Tensor, lse: torch.Tensor) -> Gradients:
-        arguments = p.do, p.q, p.k, p.v, out, lse, [], str(backward_call(p.mask, p.scale))
+        arguments = p.do, p.q, p.k, p.v, out, lse, [], str(backward_spec(p.mask, p.scale))
         gradients: Gradients = ops.attention_backward(*arguments, str(reference_plan(schedule)), "test")
         return gradients
 
@@ -77,7 +77,7 @@ def test_accumulation_order_changes_the_bits() -> None:
     """The executor really follows the plan: another order of the same sums has other bits."""
     problem = Attention.random(70, 256, 16, Band(), device="cpu", dtype=torch.float32)
     out, lse = problem.rounded_forward()
-    arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_call(Band(), problem.scale)))
+    arguments = (problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_spec(Band(), problem.scale)))
     dq = {
         name: ops.attention_backward(*arguments, str(reference_plan(name)), "test")[0]
         for name in ("ascending", "spt", "descending")
@@ -93,7 +93,7 @@ def test_reference_forward(mask: Band, q_len: int, kv_len: int) -> None:
     out, lse, _ = problem.exact()
     plan = str(reference_plan("two_pass"))
     got, got_lse = ops.attention_forward(
-        problem.q, problem.k, problem.v, [], str(forward_call(mask, problem.scale)), plan, "test"
+        problem.q, problem.k, problem.v, [], str(forward_spec(mask, problem.scale)), plan, "test"
     )
     sees = lse.isfinite()
     assert (got - out).abs().max() < TOLERANCE
@@ -106,7 +106,7 @@ def test_forward_as_the_operator_gives_it() -> None:
     problem = Attention.random(96, 96, 16, Band(0), group=2, device="cpu", dtype=torch.float32)
     plan = str(reference_plan("two_pass"))
     out, lse = ops.attention_forward(
-        problem.q, problem.k, problem.v, [], str(forward_call(Band(0), problem.scale)), plan, "test"
+        problem.q, problem.k, problem.v, [], str(forward_spec(Band(0), problem.scale)), plan, "test"
     )
     k, v = (t.repeat_interleave(2, 1) for t in (problem.k, problem.v))
     expected = torch.nn.functional.scaled_dot_product_attention(problem.q, k, v, is_causal=True)
@@ -117,29 +117,29 @@ def test_forward_as_the_operator_gives_it() -> None:
 
 
 def test_a_plan_without_a_forward_of_ours_is_refused() -> None:
-    q, call = torch.randn(1, 1, 8, 16), str(forward_call(Band(), 0.25))
+    q, spec = torch.randn(1, 1, 8, 16), str(forward_spec(Band(), 0.25))
     plans = {
         r"plan\.forward='keep' is not allowed": reference_plan("two_pass", "keep"),
         r"plan\.forward_tiles=None is not allowed": replace(reference_plan("two_pass"), forward_tiles=None),
     }
     for message, plan in plans.items():
         with pytest.raises(ArgumentError, match=message):
-            ops.attention_forward(q, q, q, [], call, str(plan), "test")
+            ops.attention_forward(q, q, q, [], spec, str(plan), "test")
 
 
 def test_a_plan_of_an_unknown_family_is_refused() -> None:
-    q, call, dims = (
+    q, spec, dims = (
         torch.randn(1, 1, 8, 16),
-        str(backward_call(Band(), 0.25)),
+        str(backward_spec(Band(), 0.25)),
         "spt/dkdv=16x32w1s1/head_chunk=1/forward=keep",
     )
     with pytest.raises(ArgumentError, match=r"plan\.kernel='wheel' is not allowed: expected one of 'reference'"):
-        ops.attention_backward(q, q, q, q, q, q[..., 0], [], call, f"wheel/{dims}", "test")
+        ops.attention_backward(q, q, q, q, q, q[..., 0], [], spec, f"wheel/{dims}", "test")
 
 
 def test_a_call_must_fit_the_operator() -> None:
     q, plan = torch.randn(1, 1, 8, 16), str(reference_plan("two_pass"))
-    for call, extras, message in (
+    for spec, extras, message in (
         ("full/scale=0.25", [], "orders of 1 results"),
         ("full/scale=0.25/orders=0123,0123", [], "orders of 1 results"),
         ("full & keys(1)/scale=0.25/orders=0123", [q], "reads number 1"),
@@ -149,13 +149,13 @@ def test_a_call_must_fit_the_operator() -> None:
         ("full", [], "made by str"),
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
-            ops.attention_forward(q, q, q, extras, call, plan, "test")
+            ops.attention_forward(q, q, q, extras, spec, plan, "test")
 
 
 def test_operators_refuse_autograd() -> None:
     q = torch.randn(1, 1, 8, 16, requires_grad=True)
     out, _ = ops.attention_forward(
-        q, q, q, [], str(forward_call(Band(), 0.25)), str(reference_plan("two_pass")), "test"
+        q, q, q, [], str(forward_spec(Band(), 0.25)), str(reference_plan("two_pass")), "test"
     )
     with pytest.raises(DashError, match="autograd cannot differentiate"):
         out.sum().backward()
@@ -174,10 +174,10 @@ def test_flops_are_counted_like_pytorchs() -> None:
     out, lse = problem.rounded_forward()
     plan = str(reference_plan("two_pass"))
     with FlopCounterMode(display=False) as counted:
-        ops.attention_forward(problem.q, problem.k, problem.v, [], str(forward_call(Band(), 1.0)), plan, "test")
+        ops.attention_forward(problem.q, problem.k, problem.v, [], str(forward_spec(Band(), 1.0)), plan, "test")
     assert counted.get_total_flops() == 2 * 2 * 2 * 4 * 32 * 48 * 16  # two matmuls, two flops each
     with FlopCounterMode(display=False) as counted:
         ops.attention_backward(
-            problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_call(Band(), 1.0)), plan, "test"
+            problem.do, problem.q, problem.k, problem.v, out, lse, [], str(backward_spec(Band(), 1.0)), plan, "test"
         )
     assert counted.get_total_flops() == 5 * 2 * 2 * 4 * 32 * 48 * 16

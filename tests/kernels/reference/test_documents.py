@@ -20,7 +20,7 @@ from dash_inductor.kernels.portable.family import FORWARD_TILES
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.kernels.reference.family import TILES as REFERENCE
-from dash_inductor.model import Band, Call, Mask, Operand, Plan, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Operand, Plan, Segments, Site
 from dash_inductor.model.architectures import WORKERS
 from dash_inductor.planning import plan
 
@@ -35,8 +35,8 @@ GRID = [("cpu", 64, 1), ("sm_80", 128, 1), ("sm_90", 64, 1), ("sm_90", 128, 3)]
 def planned(p: KeyedAttention, arch: str, schedule: str | None = None) -> Plan:
     """The plan of a 16-bit problem; its tiles are what matters here."""
     site = replace(p.site(), dtype="bfloat16", device="cpu" if arch == "cpu" else "cuda")
-    call = replace(site.call, mask=Mask(p.mask, None, Segments(Operand(0), Operand(0))))
-    return plan(replace(site, call=call), arch, schedule)
+    spec = replace(site.spec, mask=Mask(p.mask, None, Segments(Operand(0), Operand(0))))
+    return plan(replace(site, spec=spec), arch, schedule)
 
 
 def results(p: KeyedAttention, chosen: Plan) -> list[Tensor]:
@@ -45,8 +45,8 @@ def results(p: KeyedAttention, chosen: Plan) -> list[Tensor]:
     assert tiles is not None
     if chosen.forward == "hopper":  # its row blocks do not know of one another
         tiles = replace(tiles, block_q=64)
-    out, lse = reference_forward.forward(p.q, p.k, p.v, p.extras, p.call(1), tiles)
-    return [out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, p.extras, p.call(3), chosen)]
+    out, lse = reference_forward.forward(p.q, p.k, p.v, p.extras, p.spec(1), tiles)
+    return [out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, p.extras, p.spec(3), chosen)]
 
 
 def document(band: Band, *, length: int = 200, dim: int = 64, group: int = 1) -> KeyedAttention:
@@ -110,7 +110,7 @@ def test_segments_are_planned_alike_in_all_heads(arch: str, dtype: str) -> None:
         for others in ("segments(0,0)", "segments(0,1) & keys(2)", "segments(0,0) & dense(1)"):
             mask = Mask.parse(others if band.is_full else f"{band} & {others}")
             device = "cpu" if arch == "cpu" else "cuda"
-            site = Site(device, dtype, 2, 16, 4, 4096, 4096, dim, dim, Call(mask, 0.1))  # type: ignore[arg-type]
+            site = Site(device, dtype, 2, 16, 4, 4096, 4096, dim, dim, AttentionSpec(mask, 0.1))  # type: ignore[arg-type]
             if dim == 256 and (arch, dtype) != ("sm_90", "bfloat16"):
                 continue
             chosen = plan(site, arch)

@@ -12,7 +12,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.kernels.reference.dropout import kept, philox, random_bits, ranks
-from dash_inductor.model import Band, Call, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
+from dash_inductor.model import AttentionSpec, Band, Dropout, Keys, Mask, Operand, Plan, Segments, Tiles
 from dash_inductor.operators import attention as ops
 
 from ...support.attention import Attention
@@ -129,8 +129,8 @@ def test_neighbours_are_independent() -> None:
     assert abs(correlation(here, here.T)) < 5
 
 
-def call_of(mask: Mask, dropout: Dropout | None, results: int, scale: float = 0.3) -> Call:
-    return Call(mask, scale, (BSHD,) * results, dropout=dropout)
+def spec_of(mask: Mask, dropout: Dropout | None, results: int, scale: float = 0.3) -> AttentionSpec:
+    return AttentionSpec(mask, scale, (BSHD,) * results, dropout=dropout)
 
 
 PLANS = [
@@ -158,10 +158,10 @@ def test_gradients_are_those_of_what_was_kept(plan: Plan, p: float, data: str) -
     assert plan.forward_tiles is not None
     scale = problem.scale
     out, lse = reference_forward.forward(
-        problem.q, problem.k, problem.v, operands, call_of(mask, dropout, 1, scale), plan.forward_tiles
+        problem.q, problem.k, problem.v, operands, spec_of(mask, dropout, 1, scale), plan.forward_tiles
     )
     found = reference.backward(
-        problem.do, problem.q, problem.k, problem.v, out, lse, operands, call_of(mask, dropout, 3, scale), plan
+        problem.do, problem.q, problem.k, problem.v, out, lse, operands, spec_of(mask, dropout, 3, scale), plan
     )
     pairs = kept_pairs(dropout, SEED, 2, 4, 45, 70)
     wanted = exact((problem.q, problem.k, problem.v), problem.do, visible, pairs, dropout, scale)
@@ -177,7 +177,7 @@ def test_tiles_and_schedules_do_not_change_what_is_kept() -> None:
     problem = Attention.random(40, 40, 16, Band(), dtype=torch.float32, device="cpu")
     ones = torch.ones_like(problem.v)
     outs = [
-        reference_forward.forward(problem.q, problem.k, ones, [SEED], call_of(Mask(), TENTH, 1), tiles)[0]
+        reference_forward.forward(problem.q, problem.k, ones, [SEED], spec_of(Mask(), TENTH, 1), tiles)[0]
         for tiles in (Tiles(16, 16, 1, 1), Tiles(64, 64, 1, 1), Tiles(16, 64, 1, 1))
     ]
     for out in outs[1:]:
@@ -192,8 +192,8 @@ def test_a_probability_that_rounds_to_zero_drops_nothing(p: float) -> None:
     results = []
     for dropout in (None, Dropout(p, Operand(0))):
         tensors = problem.q, problem.k, problem.v
-        out, lse = reference_forward.forward(*tensors, [SEED], call_of(Mask(), dropout, 1), Tiles(32, 32, 1, 1))
-        gradients = reference.backward(problem.do, *tensors, out, lse, [SEED], call_of(Mask(), dropout, 3), PLANS[0])
+        out, lse = reference_forward.forward(*tensors, [SEED], spec_of(Mask(), dropout, 1), Tiles(32, 32, 1, 1))
+        gradients = reference.backward(problem.do, *tensors, out, lse, [SEED], spec_of(Mask(), dropout, 3), PLANS[0])
         results.append([out, lse, *gradients])
     assert all(map(torch.equal, *results))
 
@@ -205,8 +205,8 @@ def test_the_bits_of_a_batch_element_and_head_follow_from_their_numbers() -> Non
     def run(elements: slice, heads: slice) -> list[Tensor]:
         q, k, v, do = (t[elements, heads] for t in (problem.q, problem.k, problem.v, problem.do))
         mask = Mask(problem.mask)
-        out, lse = reference_forward.forward(q, k, v, [SEED], call_of(mask, TENTH, 1), Tiles(32, 32, 1, 1))
-        return [out, *reference.backward(do, q, k, v, out, lse, [SEED], call_of(mask, TENTH, 3), PLANS[0])]
+        out, lse = reference_forward.forward(q, k, v, [SEED], spec_of(mask, TENTH, 1), Tiles(32, 32, 1, 1))
+        return [out, *reference.backward(do, q, k, v, out, lse, [SEED], spec_of(mask, TENTH, 3), PLANS[0])]
 
     whole = run(slice(None), slice(None))
     for ours, theirs in zip(run(slice(0, 1), slice(0, 2)), whole, strict=True):
@@ -218,7 +218,7 @@ def test_the_bits_of_a_batch_element_and_head_follow_from_their_numbers() -> Non
 def test_a_call_without_its_seed_is_refused() -> None:
     q = torch.zeros(1, 1, 8, 16)
     with pytest.raises(ArgumentError, match="reads number 1"):
-        ops.attention_forward(q, q, q, [SEED], str(call_of(Mask(), Dropout(0.1, Operand(1)), 1)), str(PLANS[0]), "x")
+        ops.attention_forward(q, q, q, [SEED], str(spec_of(Mask(), Dropout(0.1, Operand(1)), 1)), str(PLANS[0]), "x")
 
 
 def test_a_seed_is_what_was_drawn_in_memory_of_its_own() -> None:

@@ -27,7 +27,7 @@ TOLERANCE = 2e-5
 
 
 def executed(p: KeyedAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    return reference_forward.forward(p.q, p.k, p.v, p.extras, p.call(1), TILES)
+    return reference_forward.forward(p.q, p.k, p.v, p.extras, p.spec(1), TILES)
 
 
 def executed_backward(p: KeyedAttention, schedule: str, fill: float = 0.0) -> tuple[torch.Tensor, ...]:
@@ -37,7 +37,7 @@ def executed_backward(p: KeyedAttention, schedule: str, fill: float = 0.0) -> tu
     out, lse, _ = replace(p, **{name: torch.nan_to_num(getattr(p, name)) for name in ("q", "k", "v", "do")}).exact()
     out, lse = torch.where(rows[..., None], out, fill), torch.where(rows, lse, fill)
     tensors = p.do, p.q, p.k, p.v, out.to(p.q.dtype), lse.float()
-    return reference.backward(*tensors, p.extras, p.call(3), plan)
+    return reference.backward(*tensors, p.extras, p.spec(3), plan)
 
 
 @pytest.mark.parametrize("valid", VALID)
@@ -116,7 +116,7 @@ def test_the_bits_of_a_head_are_its_own(valid: str) -> None:
 def test_the_order_of_tiles_changes_the_bits() -> None:
     """The executor really follows the tiles."""
     p = KeyedAttention.random(64, 200, Band())
-    other = reference_forward.forward(p.q, p.k, p.v, [], p.call(1), Tiles(32, 64, 1, 1))
+    other = reference_forward.forward(p.q, p.k, p.v, [], p.spec(1), Tiles(32, 64, 1, 1))
     assert not torch.equal(executed(p)[0], other[0])
 
 
@@ -124,7 +124,7 @@ def test_the_operator_runs_the_executor() -> None:
     p = KeyedAttention.random(40, 70, Band(0), group=2, dims=(24, 40), valid="holes")
     for family in ("portable", "reference", "hopper"):
         plan = str(Plan("portable", "two_pass", family, TILES, TILES, forward_tiles=TILES))
-        got, lse = ops.attention_forward(p.q, p.k, p.v, p.extras, str(p.call(1)), plan, "test")
+        got, lse = ops.attention_forward(p.q, p.k, p.v, p.extras, str(p.spec(1)), plan, "test")
         expected = executed(p)
         assert torch.equal(got, expected[0])
         assert torch.equal(lse, expected[1])

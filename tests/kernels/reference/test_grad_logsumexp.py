@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.model import Band, Bias, Call, Dropout, Keys, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, Dropout, Keys, Mask, Operand, Site
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
 
@@ -20,7 +20,7 @@ Q, KV = torch.arange(Q_LEN)[:, None], torch.arange(KV_LEN)[None]
 
 
 def exact(
-    tensors: Sequence[Tensor], call: Call, shown: Tensor, bias: Tensor | None, grad_lse: Tensor, out_too: bool
+    tensors: Sequence[Tensor], spec: AttentionSpec, shown: Tensor, bias: Tensor | None, grad_lse: Tensor, out_too: bool
 ) -> list[Tensor]:
     """dq, dk, dv and dbias in fp64; shown: bool that broadcasts to the scores."""
     q, k, v, do = (t.double() for t in tensors)
@@ -28,8 +28,8 @@ def exact(
     for leaf in leaves:
         leaf.requires_grad_()
     k_, v_ = (t.repeat_interleave(Q_HEADS // KV_HEADS, 1) for t in leaves[1:3])
-    s = q @ k_.mT * call.scale
-    s = s if call.softcap is None else call.softcap * torch.tanh(s / call.softcap)
+    s = q @ k_.mT * spec.scale
+    s = s if spec.softcap is None else spec.softcap * torch.tanh(s / spec.softcap)
     s = s if bias is None else s + leaves[3]
     sees = shown.expand(s.shape).any(-1, keepdim=True)
     s = torch.where(shown | ~sees, s, float("-inf"))
@@ -63,21 +63,21 @@ def test_gradients(name: str, with_bias: bool, schedule: str | None, out_too: bo
     bias = torch.randn(BATCH, Q_HEADS, Q_LEN, KV_LEN, generator=generator) if with_bias else None
     grad_lse = torch.randn(BATCH, Q_LEN, Q_HEADS, generator=generator).transpose(1, 2)
     extras = [*([valid] if mask.keys is not None else []), *([] if bias is None else [bias])]
-    call = Call(mask, DIM**-0.5, softcap=softcap)
+    spec = AttentionSpec(mask, DIM**-0.5, softcap=softcap)
     if bias is not None:
-        call = replace(call, bias=Bias(Operand(len(extras) - 1), True))
-    call = replace(call, grad_logsumexp=Operand(len(extras)))
-    assert Call.parse(str(replace(call, orders=(ORDER,) * 3))) == replace(call, orders=(ORDER,) * 3)
-    site = Site("cpu", "float32", BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM, DIM, call)
+        spec = replace(spec, bias=Bias(Operand(len(extras) - 1), True))
+    spec = replace(spec, grad_logsumexp=Operand(len(extras)))
+    assert AttentionSpec.parse(str(replace(spec, orders=(ORDER,) * 3))) == replace(spec, orders=(ORDER,) * 3)
+    site = Site("cpu", "float32", BATCH, Q_HEADS, KV_HEADS, Q_LEN, KV_LEN, DIM, DIM, spec)
     plan = str(planner.plan(site, "cpu", schedule))
     q, k, v, do = tensors
-    out, lse = attention_forward(q, k, v, extras, str(replace(call.of_forward, orders=(ORDER,))), plan, "site")
-    given = (do if out_too else do * 0, q, k, v, out, lse, [*extras, grad_lse], str(replace(call, orders=(ORDER,) * 3)))
+    out, lse = attention_forward(q, k, v, extras, str(replace(spec.of_forward, orders=(ORDER,))), plan, "site")
+    given = (do if out_too else do * 0, q, k, v, out, lse, [*extras, grad_lse], str(replace(spec, orders=(ORDER,) * 3)))
     found = attention_backward(*given, plan, "site")
     band = mask.band.resolve(Q_LEN, KV_LEN)
     shown = (band.lo is None or band.lo <= Q - KV) & (torch.tensor(band.hi is None) | ((band.hi or 0) >= Q - KV))
     shown = shown & (valid[:, None, None] if mask.keys is not None else True)
-    true = exact(tensors, call, shown.expand(BATCH, Q_HEADS, Q_LEN, KV_LEN), bias, grad_lse, out_too)
+    true = exact(tensors, spec, shown.expand(BATCH, Q_HEADS, Q_LEN, KV_LEN), bias, grad_lse, out_too)
     for ours, theirs in zip(found, true, strict=True):
         assert (ours - theirs).abs().max() < 1e-4
 
@@ -85,16 +85,16 @@ def test_gradients(name: str, with_bias: bool, schedule: str | None, out_too: bo
 def test_text() -> None:
     """Texts without one are what they were; it stands in front of the orders, and its operand is the last one."""
     plain = "causal & keys(0)/scale=0.125/softcap=3.0/bias=1+gradient/dropout=0.5,2/orders=0123,0123,0123"
-    call = Call.parse(plain)
-    assert (str(call), call.grad_logsumexp, call.of_forward) == (plain, None, call)
-    found = replace(call, grad_logsumexp=Operand(3))
+    spec = AttentionSpec.parse(plain)
+    assert (str(spec), spec.grad_logsumexp, spec.of_forward) == (plain, None, spec)
+    found = replace(spec, grad_logsumexp=Operand(3))
     assert str(found) == plain.replace("/orders", "/grad_logsumexp=3/orders")
-    assert Call.parse(str(found)) == found
+    assert AttentionSpec.parse(str(found)) == found
     assert [operand.index for operand in found.operands] == [0, 1, 2, 3]
-    assert found.of_forward == call
+    assert found.of_forward == spec
     assert str(found.traits).endswith("_softcap_low_grad_logsumexp")
-    assert "grad" not in str(call.traits)
+    assert "grad" not in str(spec.traits)
     with pytest.raises(ArgumentError):
-        Call.parse("causal/scale=0.125/orders=0123/grad_logsumexp=3")
-    dropped = Call(Mask(), 0.125, dropout=Dropout(0.5, Operand(0)), grad_logsumexp=Operand(1))
-    assert Call.parse(str(dropped)) == dropped
+        AttentionSpec.parse("causal/scale=0.125/orders=0123/grad_logsumexp=3")
+    dropped = AttentionSpec(Mask(), 0.125, dropout=Dropout(0.5, Operand(0)), grad_logsumexp=Operand(1))
+    assert AttentionSpec.parse(str(dropped)) == dropped

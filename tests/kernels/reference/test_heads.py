@@ -59,8 +59,8 @@ class Case:
         """Forward and backward under the plan that the planner makes for a call with these heads."""
         made = self.plan(p)
         assert made.forward_tiles is not None
-        out, lse = reference_forward.forward(p.q, p.k, p.v, p.extras, p.call(1), made.forward_tiles)
-        return out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, p.extras, p.call(3), made)
+        out, lse = reference_forward.forward(p.q, p.k, p.v, p.extras, p.spec(1), made.forward_tiles)
+        return out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, p.extras, p.spec(3), made)
 
 
 CASES = [

@@ -17,7 +17,7 @@ from dash_inductor.schedule.schedules import LEAST
 from dash_inductor.schedule.tile_schedule import functions
 
 from ...support.attention import Attention, Gradients
-from ...support.calls import backward_call
+from ...support.calls import backward_spec
 from ...support.cases import some
 
 MASKS = [
@@ -44,7 +44,7 @@ def executed(p: Attention, kernel: str, schedule: str) -> Gradients:
     plan = Plan(kernel, schedule, "keep", TILES, DQ_TILES if schedule == "two_pass" else None)
     lse = torch.full(p.q.shape[:3], 2.0)
     gradients: Gradients = ops.attention_backward(
-        p.do, p.q, p.k, p.v, p.do, lse, [], str(backward_call(p.mask, p.scale)), str(plan), "test"
+        p.do, p.q, p.k, p.v, p.do, lse, [], str(backward_spec(p.mask, p.scale)), str(plan), "test"
     )
     return gradients
 

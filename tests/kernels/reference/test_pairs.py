@@ -27,13 +27,13 @@ def plan_of(schedule: str) -> str:
 def executed(p: PairedAttention, schedule: str = "two_pass") -> tuple[Tensor, tuple[Tensor, ...]]:
     """(out, gradients of q, k, v and the bias)."""
     plan, extras = plan_of(schedule), p.extras
-    out, lse = ops.attention_forward(p.q, p.k, p.v, extras, str(p.call(1)), plan, "test")
-    arguments = (p.do, p.q, p.k, p.v, out, lse, extras, str(p.call(3, gradient=True)), plan, "test")
+    out, lse = ops.attention_forward(p.q, p.k, p.v, extras, str(p.spec(1)), plan, "test")
+    arguments = (p.do, p.q, p.k, p.v, out, lse, extras, str(p.spec(3, gradient=True)), plan, "test")
     if p.bias is None:
         gradients: tuple[Tensor, ...] = ops.attention_backward(*arguments)
         return out, gradients
     *others, gradient = ops.attention_backward(*arguments)
-    plain = *arguments[:7], str(p.call(3)), *arguments[8:]
+    plain = *arguments[:7], str(p.spec(3)), *arguments[8:]
     assert all(map(torch.equal, others, ops.attention_backward(*plain)))
     assert gradient.dtype == p.bias.dtype
     assert [gradient.shape[d] for d in p.summed] == [1] * len(p.summed)
@@ -100,7 +100,7 @@ def test_a_uniform_row_of_the_lowest_number_is_exact() -> None:
 def test_the_bias_of_a_call_is_read_from_its_place() -> None:
     p = PairedAttention.random(9, 9, Band(), bias="qk:random")
     with pytest.raises(ArgumentError, match="reads number 0"):
-        ops.attention_forward(p.q, p.k, p.v, [], str(p.call(1)), plan_of("two_pass"), "test")
+        ops.attention_forward(p.q, p.k, p.v, [], str(p.spec(1)), plan_of("two_pass"), "test")
 
 
 @pytest.mark.parametrize("summed", [[0, 0], [2], [-1]])

@@ -12,7 +12,7 @@ from torch import Tensor
 from dash_inductor.kernels.common import relations
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables
-from dash_inductor.model import Band, Bias, Call, Interval, Mask, Operand, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, Interval, Mask, Operand, Segments, Site
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
 
@@ -42,21 +42,21 @@ def exact(tensors: Sequence[Tensor], shown: Tensor, softcap: float | None, bias:
     return [out.detach(), *torch.autograd.grad(out, leaves, do)]
 
 
-def computed(tensors: Sequence[Tensor], extras: list[Tensor], call: Call) -> list[Tensor]:
+def computed(tensors: Sequence[Tensor], extras: list[Tensor], spec: AttentionSpec) -> list[Tensor]:
     q, k, v, do = tensors
-    site = Site("cpu", "float32", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, DIM, DIM, call)
+    site = Site("cpu", "float32", BATCH, Q_HEADS, KV_HEADS, LENGTH, LENGTH, DIM, DIM, spec)
     plan = str(planner.plan(site, "cpu"))
-    out, lse = attention_forward(q, k, v, extras, str(replace(call, orders=(ORDER,))), plan, "site")
-    text = str(replace(call, orders=(ORDER,) * 3))
+    out, lse = attention_forward(q, k, v, extras, str(replace(spec, orders=(ORDER,))), plan, "site")
+    text = str(replace(spec, orders=(ORDER,) * 3))
     return [out, *attention_backward(do, q, k, v, out, lse, extras, text, plan, "site")]
 
 
-def check(call: Call, extras: list[Tensor], shown: Tensor, bias: Tensor | None = None) -> None:
+def check(spec: AttentionSpec, extras: list[Tensor], shown: Tensor, bias: Tensor | None = None) -> None:
     torch.manual_seed(0)
     sizes = (Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS)
     tensors = [1.5 * torch.randn(BATCH, heads, LENGTH, DIM) for heads in sizes]
-    assert Call.parse(str(call)) == call
-    for ours, true in zip(computed(tensors, extras, call), exact(tensors, shown, call.softcap, bias), strict=True):
+    assert AttentionSpec.parse(str(spec)) == spec
+    for ours, true in zip(computed(tensors, extras, spec), exact(tensors, shown, spec.softcap, bias), strict=True):
         assert (ours - true).abs().max() < 2e-4
 
 
@@ -78,7 +78,7 @@ def test_intervals(band: Band, lo: str | None, hi: str | None, number: str | Non
     shown = shown & (hi is None or numbers <= found[hi or ""][:, None, :, None])
     shown = shown & (band.lo is None or band.lo <= Q - KV) & (band.hi is None or band.hi >= Q - KV)
     mask = Mask(band, interval=Interval(of[lo], of[hi], of[number]))
-    check(Call(mask, DIM**-0.5), [found[name] for name in names], shown)
+    check(AttentionSpec(mask, DIM**-0.5), [found[name] for name in names], shown)
 
 
 def test_an_interval_beside_segments() -> None:
@@ -86,16 +86,16 @@ def test_an_interval_beside_segments() -> None:
     ids = (KV // 20).expand(BATCH, -1)
     mask = Mask(segments=Segments(Operand(0), Operand(0)), interval=Interval(Operand(1), None))
     shown = (ids[:, None, :, None] == ids[:, None, None]) & (found["lo"][:, None, :, None] <= KV)
-    check(Call(mask, DIM**-0.5), [ids, found["lo"]], shown)
+    check(AttentionSpec(mask, DIM**-0.5), [ids, found["lo"]], shown)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 3.0, 50.0])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_bounded_scores(softcap: float, has_bias: bool) -> None:
     bias = torch.randn(BATCH, Q_HEADS, LENGTH, LENGTH) if has_bias else None
-    call = Call(Mask(Band(0)), DIM**-0.5, bias=Bias(Operand(0)) if has_bias else None, softcap=softcap)
+    spec = AttentionSpec(Mask(Band(0)), DIM**-0.5, bias=Bias(Operand(0)) if has_bias else None, softcap=softcap)
     shown = (Q >= KV).expand(BATCH, 1, -1, -1)
-    check(call, [] if bias is None else [bias], shown, bias)
+    check(spec, [] if bias is None else [bias], shown, bias)
 
 
 @pytest.mark.parametrize("band", [Band(), Band(0), Band(-20, 40, "bottom_right")], ids=str)

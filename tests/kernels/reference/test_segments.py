@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
-from dash_inductor.model import Band, Call, Dense, Keys, Mask, Operand, Segments, Tiles
+from dash_inductor.model import AttentionSpec, Band, Dense, Keys, Mask, Operand, Segments, Tiles
 from dash_inductor.planning import plan
 
 from ...support.attention import Attention
@@ -55,13 +55,13 @@ def test_against_double_precision(kind: str, with_keys: bool, q_len: int, kv_len
         k, v = (torch.where(keys, t, fill) for t in (p.k, p.v))
         mask = Mask(band, Keys(Operand(2)) if with_keys else None, Segments(Operand(0), Operand(1)))
         tiles = Tiles(64, 64, 1, 1)
-        found, found_lse = reference_forward.forward(q, k, v, extras, Call(mask, p.scale, (BSHD,)), tiles)
+        found, found_lse = reference_forward.forward(q, k, v, extras, AttentionSpec(mask, p.scale, (BSHD,)), tiles)
         torch.testing.assert_close(found.double(), out, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found_lse.double(), lse, atol=1e-5, rtol=1e-5)
-        call: Any = Call(mask, p.scale, (BSHD,) * 3)
+        spec: Any = AttentionSpec(mask, p.scale, (BSHD,) * 3)
         for schedule in ("two_pass", "ascending"):
             chosen = plan(p.site(), "cpu", schedule)
-            ours = reference.backward(do, q, k, v, found, found_lse, extras, call, chosen)
+            ours = reference.backward(do, q, k, v, found, found_lse, extras, spec, chosen)
             for gradient, true in zip(ours, gradients, strict=True):
                 torch.testing.assert_close(gradient.double(), true, atol=2e-5, rtol=1e-5)
 
@@ -82,11 +82,11 @@ def test_dense_masks(shape: tuple[int, ...]) -> None:
         q, do = (torch.where(rows, t, fill) for t in (p.q, p.do))
         k, v = (torch.where(keys, t, fill) for t in (p.k, p.v))
         mask, tiles = Mask(band, dense=Dense(Operand(0))), Tiles(64, 64, 1, 1)
-        found, found_lse = reference_forward.forward(q, k, v, [shown], Call(mask, p.scale, (BSHD,)), tiles)
+        found, found_lse = reference_forward.forward(q, k, v, [shown], AttentionSpec(mask, p.scale, (BSHD,)), tiles)
         torch.testing.assert_close(found.double(), out, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found_lse.double(), lse, atol=1e-5, rtol=1e-5)
-        call = Call(mask, p.scale, (BSHD,) * 3)
-        ours = reference.backward(do, q, k, v, found, found_lse, [shown], call, plan(p.site(), "cpu"))
+        spec = AttentionSpec(mask, p.scale, (BSHD,) * 3)
+        ours = reference.backward(do, q, k, v, found, found_lse, [shown], spec, plan(p.site(), "cpu"))
         for gradient, true in zip(ours, gradients, strict=True):
             torch.testing.assert_close(gradient.double(), true, atol=2e-5, rtol=1e-5)
 
@@ -96,7 +96,9 @@ def test_one_number_for_all_changes_no_bit() -> None:
     chosen, same = plan(p.site(), "cpu"), torch.full((2, 100), 7)
     results = []
     for mask, extras in ((Mask(p.mask), []), (Mask(p.mask, None, Segments(Operand(0), Operand(0))), [same])):
-        out, lse = reference_forward.forward(p.q, p.k, p.v, extras, Call(mask, 0.3, (BSHD,)), Tiles(64, 64, 1, 1))
-        call = Call(mask, 0.3, (BSHD,) * 3)
-        results.append((out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, extras, call, chosen)))
+        out, lse = reference_forward.forward(
+            p.q, p.k, p.v, extras, AttentionSpec(mask, 0.3, (BSHD,)), Tiles(64, 64, 1, 1)
+        )
+        spec = AttentionSpec(mask, 0.3, (BSHD,) * 3)
+        results.append((out, lse, *reference.backward(p.do, p.q, p.k, p.v, out, lse, extras, spec, chosen)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from dash_inductor.config import config
 from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.kernels.hopper.family import FAMILY as HOPPER
-from dash_inductor.model import Bias, Call, Dropout, Operand, Reason
+from dash_inductor.model import AttentionSpec, Bias, Dropout, Operand, Reason
 from dash_inductor.planning import forward as planned_forward
 from dash_inductor.planning import planner
 from dash_inductor.records.records import sites
@@ -362,7 +362,11 @@ def test_forward_and_backward_read_one_seed(maker: Callable[..., tuple[Any, ...]
     (seed,), (forward,), (backward,) = (nodes(graph, name) for name in (SEED, FORWARD, BACKWARD))
     assert forward.args[3] == backward.args[6] == [seed]
     assert seed.meta["recompute"] is CheckpointPolicy.MUST_SAVE
-    assert Call.parse(forward.args[4]).dropout == Call.parse(backward.args[7]).dropout == Dropout(0.1, Operand(0))
+    assert (
+        AttentionSpec.parse(forward.args[4]).dropout
+        == AttentionSpec.parse(backward.args[7]).dropout
+        == Dropout(0.1, Operand(0))
+    )
     assert not [name for name in op_counts(graph) if name.startswith("aten::_scaled")]
 
 
@@ -378,7 +382,7 @@ def test_the_seed_comes_behind_what_the_mask_reads() -> None:
     graph, record = rewritten(trace(padded, padded_inputs))
     assert (record.status, record.mask) == ("replaced", "keys(0)")
     (forward,) = nodes(graph, FORWARD)
-    assert Call.parse(forward.args[4]).dropout == Dropout(0.1, Operand(1))
+    assert AttentionSpec.parse(forward.args[4]).dropout == Dropout(0.1, Operand(1))
     assert forward.args[3][1] is nodes(graph, SEED)[0]
 
 
@@ -401,9 +405,9 @@ def test_the_seed_comes_behind_a_bias(gradient: bool) -> None:
     (seed,), (forward,), (backward,) = (nodes(graph, name) for name in (SEED, FORWARD, BACKWARD))
     for node in (forward, backward):
         arguments = bind(node)
-        call = Call.parse(arguments["call"])
-        assert call.bias == Bias(Operand(0), gradient)
-        assert call.dropout == Dropout(0.1, Operand(1))
+        spec = AttentionSpec.parse(arguments["spec"])
+        assert spec.bias == Bias(Operand(0), gradient)
+        assert spec.dropout == Dropout(0.1, Operand(1))
         (bias, read) = arguments["extras"]
         assert (bias.op, read) == ("placeholder", seed)
 
@@ -462,7 +466,7 @@ def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPa
         read = [bind(node)["extras"] for node in operators]
         assert {node for _, node, *_ in read} == set(seeds)
         assert all(of[0] is shown and [node.args for node in of[2:]] == [(tables, i) for i in made] for of in read)
-        assert {Call.parse(bind(node)["call"]).dropout for node in operators} == {Dropout(0.1, Operand(1))}
+        assert {AttentionSpec.parse(bind(node)["spec"]).dropout for node in operators} == {Dropout(0.1, Operand(1))}
 
 
 def test_layers_never_share_a_seed() -> None:

@@ -16,7 +16,7 @@ from dash_inductor.model.plan import Plan
 from dash_inductor.model.site import Site
 from dash_inductor.planning import decide, nominal, plan, planner
 
-from ...support.calls import call_of
+from ...support.calls import spec_of
 from ...support.graphs import BACKWARD, Shape, efficient, joint_graph, op_counts, rewritten
 
 FORCED = [name for name in get_args(Schedule) if name != "auto"]
@@ -34,7 +34,7 @@ def small_nominal_problem(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def site_of(mask: Band, dims: tuple[int, int]) -> Site:
-    return Site("cuda", "bfloat16", 2, 8, 2, 1024, 1024, *dims, call_of(mask, 0.125))
+    return Site("cuda", "bfloat16", 2, 8, 2, 1024, 1024, *dims, spec_of(mask, 0.125))
 
 
 @pytest.mark.usefixtures("small_nominal_problem")

@@ -42,7 +42,7 @@ def test_gradients(which: str, dynamic: bool, dtype: torch.dtype, whole: bool) -
     assert (record.status, record.forward) == ("replaced", "reference")
     assert (graphs.count(FORWARD), graphs.count(BACKWARD)) == (1, 1)
     assert record.site is not None
-    assert record.site.call.grad_logsumexp is not None
+    assert record.site.spec.grad_logsumexp is not None
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     true_out, true = exact(*doubles, True)
     expected = torch.autograd.grad(loss(true_out, true, which), doubles, allow_unused=True)

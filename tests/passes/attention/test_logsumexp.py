@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from dash_inductor.frontends.logsumexp import LogSumExp
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.masks.documents import Documents
-from dash_inductor.model.call import Call
+from dash_inductor.model.attention_spec import AttentionSpec
 from dash_inductor.model.components import Dense, Operand
 from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.operands import Bias
@@ -244,9 +244,11 @@ def test_a_convention_that_is_not_known_keeps_the_forward() -> None:
 # ---- values of the layouts, of a graph that reads ours ----
 
 
-def made(sink: dict[str, Any], size: tuple[int, ...], ours: Tensor, call: Call, starts: Tensor | None = None) -> Tensor:
+def made(
+    sink: dict[str, Any], size: tuple[int, ...], ours: Tensor, spec: AttentionSpec, starts: Tensor | None = None
+) -> Tensor:
     """What `LogSumExp.made_of` gives for these log-sum-exps of ours, of an operator whose own have this size."""
-    tokens = ours.shape[2] // (1 if call.bias is None else 2)
+    tokens = ours.shape[2] // (1 if spec.bias is None else 2)
     query = torch.empty((170, 2, 16) if starts is not None else (2, 2, tokens, 16))
     start = torch.zeros(1, dtype=torch.int32) if starts is None else starts
 
@@ -263,7 +265,7 @@ def made(sink: dict[str, Any], size: tuple[int, ...], ours: Tensor, call: Call, 
     results.meta = {**old.meta, "val": [None, old.meta["val"]]}
     emitter = Emitter(graph)
     documents_of = None if starts is None else Documents(start_node)
-    found = LogSumExp(results, 1, **sink).made_of(emitter, own, call, query_node, documents_of, output)
+    found = LogSumExp(results, 1, **sink).made_of(emitter, own, spec, query_node, documents_of, output)
     output.args = (found,)
     graph.erase_node(results)
     module.recompile()
@@ -271,7 +273,7 @@ def made(sink: dict[str, Any], size: tuple[int, ...], ours: Tensor, call: Call, 
     return value
 
 
-CAUSAL, WINDOW = (Call(Mask(Band(0, reach)), 0.25) for reach in (None, 9))
+CAUSAL, WINDOW = (AttentionSpec(Mask(Band(0, reach)), 0.25) for reach in (None, 9))
 """Under a window, more queries than keys leave some without any."""
 
 
@@ -295,7 +297,7 @@ def test_values_of_layouts() -> None:
 def test_values_of_two_parts() -> None:
     parts = torch.randn(2, 2, 66, generator=torch.Generator().manual_seed(0))
     parts[1, 0, 5], parts[1, 0, 38] = -math.inf, 0.0
-    found = made({}, (2, 2, 33), parts, Call(Mask(Band()), 0.25, bias=Bias(Operand(0))))
+    found = made({}, (2, 2, 33), parts, AttentionSpec(Mask(Band()), 0.25, bias=Bias(Operand(0))))
     assert torch.equal(found, parts[..., :33] + parts[..., 33:] * math.log(2))
     assert found[1, 0, 5] == -math.inf
 
@@ -316,5 +318,5 @@ def test_sizes_that_are_not_read() -> None:
     assert LogSumExp(node, 1, multiple=8).cause(query, CAUSAL) == ""
     unknown = LogSumExp(node, 1, multiple=8, without_keys=None)
     assert unknown.cause(query, CAUSAL) == ""
-    assert unknown.cause(query, Call(Mask(Band(), dense=Dense(Operand(0))), 0.25))
-    assert unknown.cause(query, Call(Mask(Band(0, 3)), 0.25))
+    assert unknown.cause(query, AttentionSpec(Mask(Band(), dense=Dense(Operand(0))), 0.25))
+    assert unknown.cause(query, AttentionSpec(Mask(Band(0, 3)), 0.25))

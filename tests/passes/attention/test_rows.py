@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dash_inductor.graph.emit import Emitter
 from dash_inductor.masks.documents import Documents
-from dash_inductor.model import Band, Call, Plan
+from dash_inductor.model import AttentionSpec, Band, Plan
 from dash_inductor.model.mask import ALIGNMENT, ROW_BLOCK
 from dash_inductor.model.site import DType, Site
 from dash_inductor.planning import decide
@@ -214,7 +214,16 @@ def test_every_tile_divides_the_alignment(arch: str, dtype: DType) -> None:
     planned = 0
     for dim, band in itertools.product(range(8, 264, 8), (Band(0), Band(), Band(0, 99))):
         site = Site(
-            "cpu" if arch == "cpu" else "cuda", dtype, 1, 8, 2, None, None, dim, dim, Call(mask_of(band), 0.125)
+            "cpu" if arch == "cpu" else "cuda",
+            dtype,
+            1,
+            8,
+            2,
+            None,
+            None,
+            dim,
+            dim,
+            AttentionSpec(mask_of(band), 0.125),
         )
         plan = decide(site, arch)
         if isinstance(plan, Plan):

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.graph import nodes
-from dash_inductor.model import Band, Call, Site
+from dash_inductor.model import AttentionSpec, Band, Site
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
-from ...support.calls import call_of
+from ...support.calls import spec_of
 from ...support.graphs import (
     BACKWARD,
     FORWARD,
@@ -75,13 +75,13 @@ def test_cuda_operators_are_replaced(maker, options, mask, scale, layout_name) -
     assert outputs(graph) == before
     forward, backward = call(graph, FORWARD), call(graph, BACKWARD)
     for arguments, results in ((forward, 1), (backward, 3)):
-        described = Call.parse(arguments["call"])
+        described = AttentionSpec.parse(arguments["spec"])
         assert (str(described.mask), described.scale, len(described.orders)) == (mask, scale, results)
         assert arguments["extras"] == []
         assert arguments["site"] == record.name
         assert arguments["plan"] == str(record.plan)
     assert backward["logsumexp"].meta["val"].shape == (2, 8, 101)
-    assert record.site == Site("cuda", "bfloat16", 2, 8, 8, 101, 101, 64, 64, call_of(Band.parse(mask), scale))
+    assert record.site == Site("cuda", "bfloat16", 2, 8, 8, 101, 101, 64, 64, spec_of(Band.parse(mask), scale))
 
 
 def as_cudnn_is_given() -> Tensor:

@@ -12,7 +12,7 @@ Note [Softmax]
 
     Scores that a low bound keeps near zero need no maximum: the base is zero from the beginning, every factor is one,
     and neither is computed; sums are by matmuls, see Note [Sums] in `sums`.  The powers of such scores are far from the
-    ends of the range of fp32 and bf16, see `model.call.LOW_SOFTCAP`, not of that of fp16.
+    ends of the range of fp32 and bf16, see `model.attention_spec.LOW_SOFTCAP`, not of that of fp16.
 
     ``max(score) * scale`` is the largest ``score * scale`` only for a positive scale; the host sees to that, see
     `launch.prepare`.

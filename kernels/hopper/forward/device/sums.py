@@ -10,8 +10,8 @@ Note [Sums]
     the sum one as exactly as fp32 allows.  The log-sum-exp is that of rounded probabilities, too: off by 2**-8 at most
     for bf16, 2**-11 for fp16, and by less the more keys share a row.  A backward that reads it makes its probabilities
     too large or too small by that much, a row at a time, and rounds each of them by as much.  A program that reads the
-    log-sum-exp gets sums in fp32, see `Call.logsumexp`.  So does everyone from Triton 3.9 on, which keeps descriptors
-    of all slices of the ones in registers: up to 59 instructions of a step would spill.
+    log-sum-exp gets sums in fp32, see `AttentionSpec.logsumexp`.  So does everyone from Triton 3.9 on, which keeps
+    descriptors of all slices of the ones in registers: up to 59 instructions of a step would spill.
 """
 
 from triton.experimental import gluon

@@ -27,7 +27,7 @@ from dash_inductor.upstream import compat
 
 from ....support import hopper_calls
 from ....support.call_launches import packing
-from ....support.calls import backward_call, call_of
+from ....support.calls import backward_spec, spec_of
 from ....support.hopper_builds import TILES
 
 PLAN = Plan("hopper", "spt", "keep", TILES[64, 64])
@@ -97,7 +97,7 @@ def tensors(q_len: int = 300, kv_len: int = 200) -> tuple[Tensor, ...]:
 
 
 def run(site: str = "site", q_len: int = 300) -> None:
-    hopper_calls.backward(*tensors(q_len), backward_call(Band(0), 0.125), PLAN, site=site)
+    hopper_calls.backward(*tensors(q_len), backward_spec(Band(0), 0.125), PLAN, site=site)
 
 
 def test_a_profiled_call(launches: Launches) -> None:
@@ -147,11 +147,11 @@ def test_the_name_of_the_site_comes_from_the_operator(monkeypatch: pytest.Monkey
     names: list[str] = []
     monkeypatch.setattr(launch, "prepare", lambda *args: names.append(args[-1]))
     given: Any = [SimpleNamespace(is_cuda=True)] * 6
-    registry.backward(given, [], backward_call(Band(0), 0.125), PLAN, "attention_3")
+    registry.backward(given, [], backward_spec(Band(0), 0.125), PLAN, "attention_3")
     assert names == ["attention_3"]
 
 
-HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, call_of(Band(0), 0.125))
+HOPPER = Site("cuda", "bfloat16", 4, 8, 2, 512, 512, 64, 64, spec_of(Band(0), 0.125))
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_the_kernel_of_the_setting_is_compiled_before_the_graph_is_rewritten(com
 
 def test_other_kernels_say_that_they_are_not_profiled(caplog: pytest.LogCaptureFixture) -> None:
     profiles.warn.cache_clear()
-    site = Site("cpu", "float32", 1, 2, 2, 64, 64, 32, 32, call_of(Band(0), 0.125))
+    site = Site("cpu", "float32", 1, 2, 2, 64, 64, 32, 32, spec_of(Band(0), 0.125))
     with config.patch(cpu="reference"):
         chosen = plan(site, "cpu")
         assert isinstance(chosen, Plan)

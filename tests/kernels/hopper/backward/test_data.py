@@ -11,7 +11,7 @@ import torch
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.backward.arguments import CONTRIBUTIONS, DATA
 from dash_inductor.kernels.hopper.backward.data import Arguments, BackwardData
-from dash_inductor.model import Band, Call, Dropout, Mask, Operand
+from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.schedules import NAMES, supports
 from dash_inductor.schedule.table_tile_schedule import TILE_BITS
@@ -119,7 +119,7 @@ def sample(mask: Mask, schedule: str = "bent_fold", dense_heads: int = 1) -> tup
 def test_arguments(name: str, schedule: str) -> None:
     for dense_heads in (1, 4):
         data, tile_schedule = sample(MASKS[name], schedule, dense_heads)
-        arguments = Arguments.of(Call(MASKS[name], 1.0), data, tile_schedule, CPU)
+        arguments = Arguments.of(AttentionSpec(MASKS[name], 1.0), data, tile_schedule, CPU)
         places = tuple(None if t is None else i for i, t in enumerate(data))
         addresses: dict[int, Any] = {i: t.data_ptr() for i, t in enumerate(data) if t is not None}
         found: dict[str, Any] = arguments.of_call(places, addresses)
@@ -154,25 +154,25 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
-    Arguments.of(Call(MASKS["both"], 1.0), data, tile_schedule, CPU)
+    Arguments.of(AttentionSpec(MASKS["both"], 1.0), data, tile_schedule, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(MASKS["both"], 1.0), bad, tile_schedule, CPU)
+            Arguments.of(AttentionSpec(MASKS["both"], 1.0), bad, tile_schedule, CPU)
 
 
 @pytest.mark.parametrize(("mask", "name"), [("segment_ids", "dense"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
     data, tile_schedule = sample(MASKS["both"])
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-        Arguments.of(Call(MASKS[mask], 1.0), data, tile_schedule, CPU)
+        Arguments.of(AttentionSpec(MASKS[mask], 1.0), data, tile_schedule, CPU)
 
 
 def test_tables_without_room_are_refused() -> None:
     data, _ = sample(MASKS["segment_ids"])
     for q_len, batch in ((8 << TILE_BITS) + 1, 1), (8 << 14, 1 << 14):
         with pytest.raises(ArgumentError, match="q tiles"):
-            Arguments.of(Call(MASKS["segment_ids"], 1.0), data, closed("spt", Band(0), q_len, 200, batch), CPU)
+            Arguments.of(AttentionSpec(MASKS["segment_ids"], 1.0), data, closed("spt", Band(0), q_len, 200, batch), CPU)
 
 
 def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
@@ -180,7 +180,7 @@ def test_vectors_whose_offsets_need_more_than_32_bits_are_refused() -> None:
     for q_len, kv_len in (64, 16 << 10), (16 << 10, 64):
         tile_schedule = closed("spt", Band(0), q_len, kv_len, 1 << 17)
         with pytest.raises(ArgumentError, match="numbers of queries or keys"):
-            Arguments.of(Call(MASKS["segment_ids"], 1.0), data, tile_schedule, CPU)
+            Arguments.of(AttentionSpec(MASKS["segment_ids"], 1.0), data, tile_schedule, CPU)
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -188,11 +188,11 @@ def test_extras(drops: bool) -> None:
     """Operands first, in the order in which the call names them; then segment ids and tables."""
     tensors = [torch.empty(0) for _ in range(12)]
 
-    def call(text: str) -> Call:
+    def spec(text: str) -> AttentionSpec:
         mask = Mask.parse(text)
-        return Call(mask, 1.0, dropout=Dropout(0.1, Operand(len(mask.operands))) if drops else None)
+        return AttentionSpec(mask, 1.0, dropout=Dropout(0.1, Operand(len(mask.operands))) if drops else None)
 
-    assert BackwardData.of(call("causal"), tensors[:drops]) is None
+    assert BackwardData.of(spec("causal"), tensors[:drops]) is None
     cases: list[tuple[str, int, dict[str, Any]]] = [
         ("causal & keys(0)", 1, {}),
         ("segments(0,1) & keys(2)", 3, {}),
@@ -200,14 +200,14 @@ def test_extras(drops: bool) -> None:
     ]
     for text, of_mask, dense in cases:
         operands = of_mask + drops
-        data = BackwardData.of(call(text), tensors[: operands + 6])
+        data = BackwardData.of(spec(text), tensors[: operands + 6])
         assert data is not None
         assert all(a is b for a, b in zip(data[:6], tensors[operands:], strict=False))
         assert data.dense is dense.get("dense")
         for count in (operands, operands + 5, operands + 7):
             with pytest.raises(ArgumentError, match="extras"):
-                BackwardData.of(call(text), (tensors * 2)[:count])
-    data = BackwardData.of(call("dense(0)"), tensors[: 5 + drops])
+                BackwardData.of(spec(text), (tensors * 2)[:count])
+    data = BackwardData.of(spec("dense(0)"), tensors[: 5 + drops])
     assert data is not None
     assert data[:2] == (None, None)
     assert data.dense is tensors[0]
@@ -218,7 +218,7 @@ def test_a_mask_of_rows() -> None:
     """Place and count are operands of the call; lengths are theirs."""
     tensors = [torch.empty(0) for _ in range(10)]
     mask = Mask.parse("causal & segments(0,1):varlen(2,3)")
-    data = BackwardData.of(Call(mask, 1.0), tensors)
+    data = BackwardData.of(AttentionSpec(mask, 1.0), tensors)
     assert data is not None
     assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
     assert (data.token_offsets is tensors[2], data.token_counts is tensors[3], data.dense) == (True, True, None)
@@ -228,12 +228,12 @@ def test_a_mask_of_rows() -> None:
     place, count = (torch.zeros(4, dtype=torch.int32) for _ in range(2))
     made = data_of(tile_schedule, keep_of(mask.band, segment_ids, None, (1, 256, 256)), segment_ids, None)
     good = made._replace(token_offsets=place, token_counts=count)
-    Arguments.of(Call(mask, 1.0), good, tile_schedule, CPU)
+    Arguments.of(AttentionSpec(mask, 1.0), good, tile_schedule, CPU)
     for name, bad in (
         ("token_offsets", None), ("token_offsets", place.long()), ("token_offsets", place[:3]), ("token_counts", None),
         ("token_counts", count[None]), ("token_counts", torch.zeros(8, dtype=torch.int32)[::2]),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(Call(mask, 1.0), good._replace(**{name: bad}), tile_schedule, CPU)
+            Arguments.of(AttentionSpec(mask, 1.0), good._replace(**{name: bad}), tile_schedule, CPU)
     with pytest.raises(ArgumentError, match=r"data\.token_offsets"):  # which another mask does not have
-        Arguments.of(Call(Mask.parse("causal & segments(0,1)"), 1.0), good, tile_schedule, CPU)
+        Arguments.of(AttentionSpec(Mask.parse("causal & segments(0,1)"), 1.0), good, tile_schedule, CPU)

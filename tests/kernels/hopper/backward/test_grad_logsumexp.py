@@ -16,9 +16,9 @@ from dash_inductor.model import Band, Operand
 from ....support import sass
 from ....support.hopper_builds import Case
 from ....support.kernel_code import digest
-from .test_launch import CALL, PLAN, Device, device, run, tensors  # noqa: F401  # a fixture
+from .test_launch import PLAN, SPEC, Device, device, run, tensors  # noqa: F401  # a fixture
 
-WITH_GRADIENT = replace(CALL, grad_logsumexp=Operand(0))
+WITH_GRADIENT = replace(SPEC, grad_logsumexp=Operand(0))
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])

@@ -16,16 +16,16 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import call_launches, launcher, score
 from dash_inductor.kernels.hopper.backward import launch
 from dash_inductor.kernels.hopper.shared import prepared
-from dash_inductor.model import Band, Call, Dropout, Operand, Plan
+from dash_inductor.model import AttentionSpec, Band, Dropout, Operand, Plan
 from dash_inductor.upstream import compat
 
 from ....support import hopper_calls
 from ....support.call_launches import packing
-from ....support.calls import backward_call
+from ....support.calls import backward_spec
 from ....support.hopper_builds import TILES
 
 PLAN = Plan("hopper", "spt", "keep", TILES[64, 64])
-CALL = backward_call(Band(0), 0.125)
+SPEC = backward_spec(Band(0), 0.125)
 Packed = tuple[str, int, tuple[int, ...], tuple[Any, ...]]
 """Kernel, stream, addresses of descriptors, and other arguments."""
 
@@ -98,8 +98,10 @@ def tensors(length: int = 300) -> dict[str, Tensor]:
     return {"grad_out": do, "query": q, "key": k, "value": v, "out": out, "logsumexp": torch.zeros(2, 4, length)}
 
 
-def run(given: dict[str, Tensor], call: Call = CALL, plan: Plan = PLAN, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return hopper_calls.backward(**given, call=call, plan=plan, **more)  # type: ignore[return-value]
+def run(
+    given: dict[str, Tensor], spec: AttentionSpec = SPEC, plan: Plan = PLAN, **more: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return hopper_calls.backward(**given, spec=spec, plan=plan, **more)  # type: ignore[return-value]
 
 
 def test_a_call_launches_three_kernels(device: Device) -> None:
@@ -114,7 +116,7 @@ def test_a_call_launches_three_kernels(device: Device) -> None:
 def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     """A part of the workspace, or a copy of it where rows do not fill their tiles."""
     given, rows = tensors(length), -(-length // PLAN.dkdv.block_q) * PLAN.dkdv.block_q
-    *_, delta = hopper_calls.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
+    *_, delta = hopper_calls.backward(**given, spec=replace(SPEC, delta=True), plan=PLAN)
     assert (delta.shape, delta.stride()) == ((2, 4, length), (4 * length, length, 1))
     address = device.launched[0][3][4]
     (workspace,) = (
@@ -122,7 +124,7 @@ def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
     )
     filled = workspace[address - workspace.data_ptr() :][: 4 * 8 * rows].view(torch.float32)
     filled.copy_(torch.arange(8 * rows))
-    *_, delta = hopper_calls.backward(**given, call=replace(CALL, delta=True), plan=PLAN)
+    *_, delta = hopper_calls.backward(**given, spec=replace(SPEC, delta=True), plan=PLAN)
     assert (delta.data_ptr() == filled.data_ptr()) == (length == rows)
     assert torch.equal(delta.flatten(0, 1), torch.arange(8.0 * rows).view(8, rows)[:, :length])
 
@@ -130,7 +132,7 @@ def test_delta_is_what_prepare_writes(device: Device, length: int) -> None:
 def test_bounded_scores(device: Device) -> None:
     """The bound is a number: another one needs no other kernels."""
     for softcap in (50.0, 30.0):
-        run(tensors(), replace(CALL, softcap=softcap))
+        run(tensors(), replace(SPEC, softcap=softcap))
         (arguments,) = (arguments for name, _, _, arguments in device.packed[-3:] if name == "main")
         assert arguments[1][-2:] == pytest.approx((0.125, softcap * 1.4426950408889634))
         assert arguments[-1] == pytest.approx((score.ARGUMENT * 0.125 / softcap,))
@@ -150,18 +152,18 @@ def test_as_many_ctas_as_sms_and_work_ids(device: Device, sms: int, grid: int) -
 
 
 def test_co_resident_schedules_have_a_cta_for_every_work_id_or_are_refused(device: Device) -> None:
-    plan, call = replace(PLAN, schedule="shift"), backward_call(Band(), 0.125)
+    plan, spec = replace(PLAN, schedule="shift"), backward_spec(Band(), 0.125)
     device.properties.multi_processor_count = 16
-    run(tensors(), call, plan)
+    run(tensors(), spec, plan)
     assert device.grids["main"] == 16
     device.properties.multi_processor_count = 15
     hopper_calls.forget()
     with pytest.raises(ArgumentError, match="16 CTAs do not fit 15 SMs at once"):
-        run(tensors(), call, plan)
+        run(tensors(), spec, plan)
 
 
 SEED = torch.zeros(1, dtype=torch.int64)
-WITH_DROPOUT = replace(CALL, dropout=Dropout(0.1, Operand(0)))
+WITH_DROPOUT = replace(SPEC, dropout=Dropout(0.1, Operand(0)))
 
 
 def _move(name: str) -> Callable[[Device, dict[str, Any]], None]:
@@ -191,10 +193,10 @@ CHANGES: dict[str, Callable[[Device, dict[str, Any]], None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_call_is_given_anew_is_what_it_launches_with(device: Device, change: str) -> None:
     given: dict[str, Any] = tensors() | {"dropout": SEED, "grad_logsumexp": torch.zeros(2, 4, 300)}
-    call = replace(WITH_DROPOUT, grad_logsumexp=Operand(1))
-    run(given, call)
+    spec = replace(WITH_DROPOUT, grad_logsumexp=Operand(1))
+    run(given, spec)
     CHANGES[change](device, given)
-    run(given, call)
+    run(given, spec)
     assert len(device.launched) == 6
     assert device.launched[:3] != device.launched[3:]
 
@@ -213,12 +215,12 @@ def test_descriptors_are_those_of_the_call(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"call": backward_call(Band(0), 0.25)}, {"call": backward_call(Band(), 0.125)},
+    "other", [{"spec": backward_spec(Band(0), 0.25)}, {"spec": backward_spec(Band(), 0.125)},
               {"plan": replace(PLAN, head_chunk=3)}, {"plan": replace(PLAN, schedule="ascending")}], ids=str
 )  # fmt: skip
 def test_calls_and_plans_are_told_apart(device: Device, other: dict[str, Any]) -> None:
     given = tensors()
-    for how in ({}, other, {}, other, {"call": replace(CALL), "plan": replace(PLAN)}):
+    for how in ({}, other, {}, other, {"spec": replace(SPEC), "plan": replace(PLAN)}):
         run(given, **how)
     assert len(device.compiled_for) == 2  # equal ones are one
     mains = [arguments for name, *_, arguments in device.launched if name == "main"]
@@ -270,19 +272,19 @@ def test_a_call_on_another_device(device: Device) -> None:
     assert device.current == 3
 
 
-READY_CALLS = {
-    "plain": CALL,
+READY_SPECS = {
+    "plain": SPEC,
     "dropout": WITH_DROPOUT,
-    "gradient": replace(CALL, grad_logsumexp=Operand(0)),
-    "both": replace(CALL, dropout=Dropout(0.1, Operand(0)), grad_logsumexp=Operand(1)),
+    "gradient": replace(SPEC, grad_logsumexp=Operand(0)),
+    "both": replace(SPEC, dropout=Dropout(0.1, Operand(0)), grad_logsumexp=Operand(1)),
 }
 
 
-@pytest.mark.parametrize("name", READY_CALLS)
+@pytest.mark.parametrize("name", READY_SPECS)
 def test_a_prepared_call_launches_with_the_addresses_of_its_extras(device: Device, name: str) -> None:
-    given, call = tensors(), READY_CALLS[name]
-    extras = ([SEED] if call.dropout else []) + ([torch.zeros(2, 4, 300)] if call.grad_logsumexp else [])
-    found = launch.prepare([*given.values()], extras, call, PLAN)
+    given, spec = tensors(), READY_SPECS[name]
+    extras = ([SEED] if spec.dropout else []) + ([torch.zeros(2, 4, 300)] if spec.grad_logsumexp else [])
+    found = launch.prepare([*given.values()], extras, spec, PLAN)
     for _ in range(2):
         found((*given.values(), extras))
     first = device.launched[:3]
@@ -291,9 +293,9 @@ def test_a_prepared_call_launches_with_the_addresses_of_its_extras(device: Devic
     found((*given.values(), other))
     assert (device.launched[6:] == first) == (not extras)
     main, prepare = device.launched[7][3], device.launched[6][3]
-    dropout = call.dropout
+    dropout = spec.dropout
     assert main[3] == (None if dropout is None else (other[0].data_ptr(), dropout.threshold, dropout.rescale))
-    assert prepare[-1] == (None if call.grad_logsumexp is None else (other[-1].data_ptr(), 1200, 300, 1))
+    assert prepare[-1] == (None if spec.grad_logsumexp is None else (other[-1].data_ptr(), 1200, 300, 1))
 
 
 def test_extras_that_are_unaligned(device: Device) -> None:
@@ -307,7 +309,7 @@ def test_wrong_operands_are_refused(device: Device) -> None:
     given = [*tensors().values()]
     with pytest.raises(ArgumentError, match=r"int64 \(1,\)"):
         launch.prepare(given, [torch.zeros(1)], WITH_DROPOUT, PLAN)
-    call = replace(CALL, grad_logsumexp=Operand(0))
+    spec = replace(SPEC, grad_logsumexp=Operand(0))
     for shape in ((2, 4, 299), (2, 4, 1), (2, 4)):
         with pytest.raises(ArgumentError, match="grad_logsumexp"):
-            launch.prepare(given, [torch.zeros(shape)], call, PLAN)
+            launch.prepare(given, [torch.zeros(shape)], spec, PLAN)

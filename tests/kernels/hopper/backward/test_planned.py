@@ -13,7 +13,7 @@ from dash_inductor.model import Band, Site
 from dash_inductor.model.site import DType
 from dash_inductor.planning import plan
 
-from ....support.calls import call_of
+from ....support.calls import spec_of
 from ....support.hopper_builds import TILES
 
 MASKS = [Band(), Band(0), Band(0, 1023), Band(None, 0)]
@@ -27,7 +27,7 @@ def problems() -> list[build.Specialisation]:
     for (head_dim, value_dim), mask in itertools.product(TILES, MASKS):
         group, length = next(groups), next(lengths)
         site = Site(
-            "cuda", next(dtypes), 2, 2 * group, 2, length, length, head_dim, value_dim, call_of(mask, 0.125)
+            "cuda", next(dtypes), 2, 2 * group, 2, length, length, head_dim, value_dim, spec_of(mask, 0.125)
         )  # fmt: skip
         chosen = plan(site, "sm_90")
         if chosen.kernel != "hopper":  # two passes are predicted faster

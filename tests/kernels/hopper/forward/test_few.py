@@ -13,7 +13,7 @@ from dash_inductor.kernels.common import call_launches, launcher
 from dash_inductor.kernels.common.arguments import flat
 from dash_inductor.kernels.hopper.forward import build, few, launch
 from dash_inductor.kernels.hopper.kernel_configs import MOST_PARTS, PART, part_of, suits_parts
-from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand, Site
 from dash_inductor.planning import plan
 from dash_inductor.planning.prediction import predicted_forward_us
 from dash_inductor.upstream import compat
@@ -23,7 +23,7 @@ from ....support.call_launches import packing
 from ....support.forks import interpreted_results
 
 BSHD = (0, 2, 1, 3)
-PLAIN = Call(Mask(Band()), 0.1, (BSHD,))
+PLAIN = AttentionSpec(Mask(Band()), 0.1, (BSHD,))
 
 
 def test_in_the_interpreter() -> None:
@@ -40,7 +40,7 @@ def test_parts_follow_from_the_number_of_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "q_len", "kv_len", "group", "expected"),
+    ("spec", "q_len", "kv_len", "group", "expected"),
     [
         (PLAIN, 1, 1025, 1, True),
         (PLAIN, 16, 4096, 4, True),
@@ -54,10 +54,10 @@ def test_parts_follow_from_the_number_of_keys() -> None:
         (replace(PLAIN, dropout=Dropout(0.5, Operand(0))), 1, 4096, 1, False),
     ],
 )
-def test_which_calls(call: Call, q_len: int, kv_len: int, group: int, expected: bool) -> None:
+def test_which_calls(spec: AttentionSpec, q_len: int, kv_len: int, group: int, expected: bool) -> None:
     """The answer is the same for states, and for sites: their kernels are compiled ahead, and no time is predicted."""
-    assert suits_parts(call.traits, q_len, kv_len, group) == expected
-    site = Site("cuda", "bfloat16", 2, 2 * group, 2, q_len, kv_len, 64, 64, call)
+    assert suits_parts(spec.traits, q_len, kv_len, group) == expected
+    site = Site("cuda", "bfloat16", 2, 2 * group, 2, q_len, kv_len, 64, 64, spec)
     if kv_len > 2 * PART:
         assert (few.of_site(site, 0) is not None) == expected
         assert (build.nominal_q_lens(site, 1024) == (q_len,)) == expected

@@ -15,7 +15,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import score
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.kernels.reference.backward import visible
-from dash_inductor.model import Band, Call, Mask
+from dash_inductor.model import AttentionSpec, Band, Mask
 from dash_inductor.schedule import Problem
 from dash_inductor.schedule.tile_schedule import functions
 
@@ -99,8 +99,8 @@ class Launch:
         return visible(band, torch.arange(self.q_len), torch.arange(self.kv_len))
 
     @property
-    def call(self) -> Call:
-        return Call(Mask(self.band), self.scale, softcap=self.softcap)
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(Mask(self.band), self.scale, softcap=self.softcap)
 
     @property
     def scores_of_no_key(self) -> Tensor | None:
@@ -140,7 +140,7 @@ class Launch:
             "batch_heads": all_heads, "q_heads": heads, "group": self.group, "q_len": self.q_len,
             "kv_len": self.kv_len, "lo": lo, "hi": hi, "head_chunk": head_chunk,
             "last_head_chunk": how.pop("last_head_chunk", all_heads // head_chunk * head_chunk),
-            "scale_log2": score.factor(self.call),
+            "scale_log2": score.factor(self.spec),
         }  # fmt: skip
         sinks = self.scores_of_no_key
         of_sinks = None if sinks is None else dict(zip("bh", sinks.stride(), strict=False)) | {"row": sinks.stride(2)}
@@ -149,7 +149,7 @@ class Launch:
             of_sinks |= {"ptr": Pointer(Input(sinks.flatten()))}
         arguments = arguments_of(
             **dict(zip(("q_desc", "k_desc", "v_desc"), descriptors, strict=True)), out_desc=out, lse_ptr=Pointer(lse),
-            counter_ptr=None, problem=problem, bound=score.bound_values(self.call), sinks=of_sinks,
+            counter_ptr=None, problem=problem, bound=score.bound_values(self.spec), sinks=of_sinks,
         )  # fmt: skip
         simulation = ForwardSimulation(self.constants(), arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
@@ -172,7 +172,7 @@ class Ran:
         q, k, v = (torch.where(t.isfinite(), t, 0.0).double() for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = self.launch.keep
-        s = score.score(q @ k.mT * self.launch.scale, self.launch.call).masked_fill(~keep, -torch.inf)
+        s = score.score(q @ k.mT * self.launch.scale, self.launch.spec).masked_fill(~keep, -torch.inf)
         lse, sinks = s.logsumexp(-1), self.launch.scores_of_no_key
         lse = lse if sinks is None else torch.logaddexp(lse, sinks.double().expand_as(lse))
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)

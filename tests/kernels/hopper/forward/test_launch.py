@@ -23,7 +23,7 @@ from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import entry
 from dash_inductor.kernels.hopper.shared import prepared
 from dash_inductor.kernels.hopper.shared.prepared import used_extras
-from dash_inductor.model import Band, Call, Dropout, Mask, Operand, Site
+from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand, Site
 from dash_inductor.model.components import Segments
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
@@ -31,7 +31,7 @@ from dash_inductor.upstream import compat
 from ....support import forward_tables, hopper_forward
 from ....support.attention import Attention
 from ....support.call_launches import packing
-from ....support.calls import BSHD, forward_call_of, traits_of
+from ....support.calls import BSHD, forward_spec_of, traits_of
 from ....support.dropout import dense as attention_with
 from ....support.dropout import kept_pairs
 from ....support.hopper_calls import given
@@ -99,12 +99,12 @@ def run(
     **operands: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `launch.prepare` after its first lines, on tensors that pretend to lie on a GPU."""
-    call = replace(forward_call_of(band, scale, data, order=order), softcap=softcap, dropout=drops)
-    call = replace(call, sinks=Operand(9) if "sinks" in operands else None)
-    call, extras = given(call, data, operands)
+    spec = replace(forward_spec_of(band, scale, data, order=order), softcap=softcap, dropout=drops)
+    spec = replace(spec, sinks=Operand(9) if "sinks" in operands else None)
+    spec, extras = given(spec, data, operands)
     tensors = q, k, v
-    found = launch._launches(call, ctas, tensors, extras)
-    used = used_extras(ForwardData.places(call, len(extras)), call)
+    found = launch._launches(spec, ctas, tensors, extras)
+    used = used_extras(ForwardData.places(spec, len(extras)), spec)
     out, lse = found([t.data_ptr() for t in (*tensors, *(extras[i] for i in used))])
     return out, lse
 
@@ -323,7 +323,7 @@ def test_data_from_the_operators_extras() -> None:
 
     def of(mask: str, count: int, seed: int | None = None) -> ForwardData | None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
-        return ForwardData.of(Call(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
+        return ForwardData.of(AttentionSpec(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
 
     nothing = (None,) * 3
     assert of("causal", 0) is None
@@ -366,13 +366,16 @@ def test_which_calls_have_short_configs(launches: Launches) -> None:
         run(q, k, v, Band(0), data=some_data(q_len, 90, dims, Band(0), None))
         run(q, k, v, Band(0), drops=dropout, dropout=torch.tensor([5]))
         short.append([problem.short for problem in launches.problems[-3:]])
-        for call in (Call(Mask(Band(0)), 0.1, (BSHD,) * 3), Call(Mask(Band(0)), 0.1, (BSHD,) * 3, dropout)):
-            site = Site("cuda", "bfloat16", 2, 4, 2, q_len, 90, *dims, call)
-            assert build.Specialisation.of_site(site).short == short[-1][2 if call.dropout else 0]
+        for spec in (
+            AttentionSpec(Mask(Band(0)), 0.1, (BSHD,) * 3),
+            AttentionSpec(Mask(Band(0)), 0.1, (BSHD,) * 3, dropout),
+        ):
+            site = Site("cuda", "bfloat16", 2, 4, 2, q_len, 90, *dims, spec)
+            assert build.Specialisation.of_site(site).short == short[-1][2 if spec.dropout else 0]
             (nominal,) = build.nominal_q_lens(site, 1024)
             assert (nominal == 128) == build.Specialisation.of_site(site).short
             dynamic = build.nominal_q_lens(replace(site, q_len=None, kv_len=None), 1024)
-            assert dynamic == ((128, 1024) if dims != (72, 40) and not call.dropout else (1024,))
+            assert dynamic == ((128, 1024) if dims != (72, 40) and not spec.dropout else (1024,))
     assert short == [[True, False, False]] * 2 + [[False] * 3] * 2
     with pytest.raises(ArgumentError, match="short=True"):
         build.Specialisation("bfloat16", 128, 128, traits_of(Band(0)), True, short=True)
@@ -390,21 +393,21 @@ def test_scales_become_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another query with a positive scale is prepared, and every call is given it."""
     seen: list[Any] = []
 
-    def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], call: Call, ctas: int | None) -> Any:
-        seen.append((*tensors, call.scale))
+    def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, ctas: int | None) -> Any:
+        seen.append((*tensors, spec.scale))
         return lambda args: seen.append(args)
 
     monkeypatch.setattr(launch, "prepare", prepare)
     q, k = torch.randn(1, 2, 3, 8).half(), torch.randn(1, 2, 3, 8).half()
     for scale in (-0.3, 0.0, -0.0, 1e-50, -1e-50):
-        run_it = launch._with_positive_scale((q, k, k), [], forward_call_of(FULL, scale), None)
+        run_it = launch._with_positive_scale((q, k, k), [], forward_spec_of(FULL, scale), None)
         run_it((q, k, k, []))
         for first, *others in (seen[-2], seen[-1]):
             assert torch.equal(first, -q if scale == -0.3 else torch.zeros_like(q))
             assert others[0] is k
         assert seen[-2][3] == (0.3 if scale == -0.3 else 1.0)
     with pytest.raises(ArgumentError, match="scale=nan"):
-        launch._with_positive_scale((q, k, k), [], forward_call_of(FULL, float("nan")), None)
+        launch._with_positive_scale((q, k, k), [], forward_spec_of(FULL, float("nan")), None)
 
 
 @pytest.mark.parametrize("scale", [float("inf"), 3e38])
@@ -438,7 +441,7 @@ def test_wrong_arguments_are_refused(launches: Launches) -> None:
     with pytest.raises(ArgumentError, match="ctas=0"):
         run(q, k, v, ctas=0)
     with pytest.raises(ArgumentError, match="device of query='cpu'"):
-        launch.prepare((q, k, v), [], forward_call_of(Band(), 0.1))
+        launch.prepare((q, k, v), [], forward_spec_of(Band(), 0.1))
     with pytest.raises(ArgumentError, match="query, key, value"):
         run(q[0], k, v)
 
@@ -499,7 +502,7 @@ def test_the_control_differs_in_the_results_alone() -> None:
 WAYS = ["plain", "data", "dropout", "sinks", "all"]
 
 
-def _given(way: str) -> tuple[Call, list[Tensor]]:
+def _given(way: str) -> tuple[AttentionSpec, list[Tensor]]:
     """A call, and its extras."""
     has = {name for name in WAYS[1:] if way in (name, "all")}
     data = some_data(100, 90, (64, 64), FULL, None)
@@ -507,13 +510,13 @@ def _given(way: str) -> tuple[Call, list[Tensor]]:
     segments = Segments(Operand(next(places)), Operand(next(places))) if "data" in has else None
     dropout = Dropout(0.5, Operand(next(places))) if "dropout" in has else None
     sinks = Operand(next(places)) if "sinks" in has else None
-    call = Call(Mask(FULL, segments=segments), 0.1, (BSHD,), dropout=dropout, sinks=sinks)
+    spec = AttentionSpec(Mask(FULL, segments=segments), 0.1, (BSHD,), dropout=dropout, sinks=sinks)
     extras = [
         *([torch.zeros(2, 100), torch.zeros(2, 90)] if segments else []),
         *([torch.zeros(1, dtype=torch.int64)] if dropout else []), *([torch.zeros(1, 4, 1)] if sinks else []),
         *([t for t in data if t is not None] if segments else []),
     ]  # fmt: skip
-    return call, extras
+    return spec, extras
 
 
 @pytest.fixture
@@ -530,22 +533,22 @@ def on_a_cpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> Launches:
     return launches
 
 
-def run_of(operands: Sequence[Tensor], extras: Sequence[Tensor], call: Call) -> Any:
+def run_of(operands: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec) -> Any:
     """As `launch.prepare` after its first lines."""
-    used = used_extras(ForwardData.places(call, len(extras)), call)
-    make = partial(launch._launches, call, None)
-    return prepared.for_any_addresses(operands, extras, 3, used, len(used) - len(call.given), make)
+    used = used_extras(ForwardData.places(spec, len(extras)), spec)
+    make = partial(launch._launches, spec, None)
+    return prepared.for_any_addresses(operands, extras, 3, used, len(used) - len(spec.given), make)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prepared_call_launches_with_the_addresses_of_its_tensors(on_a_cpu: Launches, way: str) -> None:
-    operands, (call, extras) = tensors(), _given(way)
-    found = run_of(operands, extras, call)
+    operands, (spec, extras) = tensors(), _given(way)
+    found = run_of(operands, extras, spec)
     for _ in range(2):
         found((*operands, extras))
     first, second = on_a_cpu.calls[:2], on_a_cpu.calls[2:]
     assert first == second
-    addresses = {t.data_ptr() for t in extras[len(call.mask.operands) :]}
+    addresses = {t.data_ptr() for t in extras[len(spec.mask.operands) :]}
     assert addresses <= set(flat((*first[1][4], *first[1][5])))
     moved = [torch.empty_like(extra) for extra in extras]
     found((*operands, moved))
@@ -558,8 +561,8 @@ def shifted(t: Tensor) -> Tensor:
 
 
 def test_what_is_unaligned_is_copied(on_a_cpu: Launches) -> None:
-    operands, (call, extras) = tensors(), _given("data")
-    found = run_of(operands, extras, call)
+    operands, (spec, extras) = tensors(), _given("data")
+    found = run_of(operands, extras, spec)
     for place in range(3):
         given = [shifted(t) if i == place else t for i, t in enumerate(operands)]
         found((*given, extras))
@@ -572,8 +575,8 @@ def test_what_is_unaligned_is_copied(on_a_cpu: Launches) -> None:
 
 def test_a_call_on_another_device(on_a_cpu: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device of the tensors is made the current one."""
-    operands, (call, extras) = tensors(), _given("plain")
-    found, current = run_of(operands, extras, call), [3]
+    operands, (spec, extras) = tensors(), _given("plain")
+    found, current = run_of(operands, extras, spec), [3]
 
     @contextlib.contextmanager
     def on(device: torch.device) -> Iterator[None]:
@@ -590,8 +593,8 @@ def test_a_call_on_another_device(on_a_cpu: Launches, monkeypatch: pytest.Monkey
 
 def test_unsuitable_strides_are_copied(on_a_cpu: Launches) -> None:
     q, k, v = tensors()
-    call, extras = _given("plain")
+    spec, extras = _given("plain")
     odd = v.mT.contiguous().mT
-    run_of((q, k, odd), extras, call)((q, k, odd, extras))
+    run_of((q, k, odd), extras, spec)((q, k, odd, extras))
     assert on_a_cpu.calls[1][4][:2] == [q.data_ptr(), k.data_ptr()]
     assert on_a_cpu.calls[1][4][2] != odd.data_ptr()

@@ -1,4 +1,4 @@
-"""`Call`, the specification of one attention, and its text form, which is an argument of the operators in the graph."""
+"""`AttentionSpec`, the specification of one attention, and its text form, an argument of the operators in the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = tuple[int, ...]
 """The dimensions of a tensor, from the largest stride to the smallest."""
 
 MODIFIERS = ("softcap",)
-"""The score modifiers besides scale and bias; the names are attributes of `Call`."""
+"""The score modifiers besides scale and bias; the names are attributes of `AttentionSpec`."""
 LOW_SOFTCAP = 50.0
 """The largest softcap for which the softmax needs no maximum: ``exp`` of scores within ``+-softcap``, summed over a
 million keys, stays a factor of 2**35 away from overflow and underflow in fp32 and bf16."""
@@ -32,7 +32,7 @@ _TEXT = re.compile(
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionSpec:
     """Specification of an attention operator: everything that determines its result, apart from its tensors.
 
     ``str`` gives for example ``causal & keys(0)/scale=0.125/dropout=0.1,1/orders=0213,0213,0213``; `parse` is its
@@ -98,13 +98,13 @@ class Call:
         return (*self.mask.operands, *(part.operand for part in self.given.values()))
 
     @functools.cached_property
-    def of_forward(self) -> Call:
+    def of_forward(self) -> AttentionSpec:
         """This call without `delta` and the operands that only a backward reads."""
         found = self._without("backward")
         return replace(found, delta=False) if found.delta else found
 
     @functools.cached_property
-    def of_backward(self) -> Call:
+    def of_backward(self) -> AttentionSpec:
         """This call without what only a forward reads: `logsumexp`, and operands such as sinks.
 
         The output and the log-sum-exp contain all that a backward needs of sinks.
@@ -122,7 +122,7 @@ class Call:
         has_dbias = self.bias is not None and self.bias.gradient
         return ("dq", "dk", "dv", *(["dbias"] if has_dbias else []), *(["delta"] if self.delta else []))
 
-    def _without(self, side: str) -> Call:
+    def _without(self, side: str) -> AttentionSpec:
         """This call without the operands that only this side reads."""
         dropped: dict[str, Any] = {name: None for name in self.given if OPERANDS[name].side == side}
         return replace(self, **dropped) if dropped else self
@@ -154,7 +154,7 @@ class Call:
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def parse(text: str) -> Call:
+    def parse(text: str) -> AttentionSpec:
         """Parse the result of ``str(call)``.
 
         Raises:
@@ -162,13 +162,13 @@ class Call:
         """
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ArgumentError("call", text, "a string made by str(Call)")
+            raise ArgumentError("spec", text, "a string made by str(Call)")
         try:
             scale, softcap = (None if match[name] is None else float(match[name]) for name in ("scale", "softcap"))
         except ValueError as error:
-            raise ArgumentError("call", text, "a string made by str(Call)") from error
+            raise ArgumentError("spec", text, "a string made by str(Call)") from error
         assert scale is not None
         others: dict[str, Any] = {name: match[name] is not None for name in ("logsumexp", "delta")}
         others |= {name: kind.part.parse(match[name]) for name, kind in OPERANDS.items() if match[name]}
         orders = tuple(tuple(map(int, order)) for order in match["orders"].split(",")) if match["orders"] else ()
-        return Call(Mask.parse(match["mask"]), scale, orders, softcap=softcap, **others)
+        return AttentionSpec(Mask.parse(match["mask"]), scale, orders, softcap=softcap, **others)
