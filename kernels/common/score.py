@@ -78,5 +78,8 @@ def bound_values(call: Call) -> tuple[Any, ...] | None:
 
 
 def factor(call: Call) -> float:
-    """Returns the factor by which Gluon kernels multiply products, or with a softcap tanh, to get scores in base 2."""
+    """Returns the factor that turns products into scores in base 2 in Gluon kernels.
+
+    With a softcap, tanh is multiplied by it instead of the product.
+    """
     return (call.scale if call.softcap is None else call.softcap) * LOG2E
