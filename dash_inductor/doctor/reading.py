@@ -106,7 +106,7 @@ class Reading(DispatchMode):
             self._quiet -= 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before an optimizer steps; ends the recording before the second step of an optimizer."""
+        """Ends the recording if this optimizer is about to step a second time; called before each optimizer step."""
         if id(optimizer) in self._stepped:
             self.end()
         self._stepped.add(id(optimizer))

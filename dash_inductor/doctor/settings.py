@@ -90,7 +90,7 @@ def joint_passes() -> Iterator[Seen]:
 
 
 def compiling() -> Iterator[Seen]:
-    """Checks whether torch.compile is on and raises errors instead of suppressing them (`suppress_errors`)."""
+    """Warns if torch.compile is disabled, or if `suppress_errors` makes it fall back to eager mode without an error."""
     from ..upstream.configs import dynamo
 
     if dynamo.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":

@@ -89,7 +89,7 @@ class Step(Observer):
         self.reading.compiled(graph)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before an optimizer steps: the backward has ended, because all gradients have been computed."""
+        """Notes that the backward has ended, since an optimizer steps; ends the recording before its second step."""
         self._ended()
         self.reading.before_step(optimizer)
 

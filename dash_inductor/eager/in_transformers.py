@@ -43,7 +43,7 @@ def attention_forward(
         attention_mask: a result of `mask`, or the program's own tensor, bool or floats that are added.
         dropout: the dropout probability of the attention weights.
         scaling: the factor of the scores.
-        is_causal: overrides the module's.
+        is_causal: replaces the module's `is_causal` if it is given.
         softcap: the bound of the scaled scores.
         s_aux: the sinks, [heads].
         position_bias: added to the scaled scores; broadcasts to [batch, heads, queries, keys].

@@ -137,7 +137,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Output:
-    """A sink: one of several results of an operator, read by getitem."""
+    """One of several results of an operator that returns a tuple, read by getitem; implements `Sink`."""
 
     node: Node
     index: int
@@ -237,8 +237,8 @@ class Forward:
             reads them.
         sizes: nodes that ask for a size of a tensor that is erased with the forward, each with the (view, dimension)
             pairs of operands whose sizes multiply to that size.
-        not_read: backwards without dropout that take the random state of this forward but belong to another one; they
-            do not use the state, and are replaced first.
+        not_read: backwards of other forwards that take the random state of this one but do not use it, because they
+            have no dropout; they are replaced first.
     """
 
     node: Node

@@ -26,7 +26,7 @@ _NEVER_ALONE = (Band(), Band(0, None))
 
 @dataclass(frozen=True)
 class LogSumExp(Output):
-    """The log-sum-exp that a forward operator of PyTorch or flash-attn returns, fp32: a sink.
+    """The log-sum-exp that a forward operator of PyTorch or flash-attn returns, fp32; implements `Sink`.
 
     Its shape is [batch, heads, length], possibly padded to more rows or with a trailing dimension of size 1; [heads,
     tokens] for packed tokens.
@@ -157,7 +157,7 @@ def cause_of_results(forward: Forward, spec: AttentionSpec, backwards: Set[Node]
     Args:
         forward: the forward in the graph.
         spec: the attention spec.
-        backwards: nodes that may read any result, because they do not count as readers.
+        backwards: nodes that do not count as readers of the results.
     """
     if not isinstance(forward.out, Output) or forward.logsumexp is None:  # the frontend has checked it
         return ""

@@ -108,7 +108,7 @@ class Pair:
         return tuple(node for node in backward.graph.nodes if node in found)
 
     def without_dropout(self, forward: Node) -> frozenset[Node]:
-        """Return the backwards without dropout that read a forward's random state, but no other result of it."""
+        """Return the backwards without dropout that take a forward's random state, but none of its other results."""
         given = {reader for result in forward.users for reader in result.users if self.is_backward(reader)}
         return frozenset(
             reader

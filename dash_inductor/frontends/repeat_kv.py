@@ -82,7 +82,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sink: the gradient of a smaller tensor, which the graph sums from the gradient of the repeated operand.
+    """The gradient of a tensor before its heads were repeated, which the graph sums over each group; implements `Sink`.
 
     Attributes:
         gradient: the sink of the gradient of the repeated operand.
@@ -132,7 +132,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Unused:
-    """A sink for a gradient that nothing in the graph uses."""
+    """A gradient that nothing in the graph uses; implements `Sink`."""
 
     @property
     def axes(self) -> Axes | None:

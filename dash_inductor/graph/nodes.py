@@ -52,7 +52,7 @@ def op_name(node: Node) -> str:
 
 
 def origin(node: Node) -> Node:
-    """Return the node that this one is an alias of, directly or through other aliases; the node itself if of none."""
+    """Return the node at the beginning of a chain of aliases that ends at `node`; `node` itself if it is no alias."""
     while op_name(node) in _ALIASES:
         source = node.args[0]
         assert isinstance(source, Node)
@@ -61,7 +61,7 @@ def origin(node: Node) -> Node:
 
 
 def untouched(node: Node) -> Node:
-    """Return the node with the same value from which this one is made by aliases and other operators without effect.
+    """Return the node whose value `node` has, looking through aliases and other operators that change nothing.
 
     These are casts to the dtype that a tensor already has, and an unsqueeze that a squeeze undoes.
     """

@@ -30,7 +30,7 @@ class FoundComponent:
 
     @property
     def same(self) -> Mapping[str, str]:
-        """Operands that equal another one, which alone is computed: the name of the other by the operand's name."""
+        """The operands that are not computed because each equals another one, by name, with the other's name."""
         return {}
 
     @property

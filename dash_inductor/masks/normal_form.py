@@ -103,12 +103,12 @@ class Components:
 
 
 def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, of_data: bool) -> Components:
-    """Return the components whose conjunction `visible` is.
+    """Split the condition `visible` into components of which it is the conjunction: a band, and further ones.
 
-    For every combination of the conditions on data, visibility depends on positions alone.  If each combination leaves
-    either nothing or the same band, the combinations that leave the band determine which keys are valid, and may
-    require one equality of numbers (segment ids).  Without `restarts` they determine which pairs see each other, as a
-    dense mask.
+    With `restarts`, comparisons of position ids, intervals and dilations are split off first.  The rest has conditions
+    on data; for each combination of their outcomes it depends on positions alone, and must be the same band or show
+    nothing.  The combinations that leave the band determine the valid keys, and may require one equality of numbers
+    (segment ids).  Without `restarts`, they determine which query sees which key, as a dense mask.
 
     Args:
         scores: the symbols of the scores.
@@ -118,8 +118,8 @@ def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts 
         of_data: whether the mask depends on data.
 
     Raises:
-        NotRecognised: "not_a_band" if the dependence on positions is not a band, "depends_on_input" if that on data
-            cannot be expressed by the components.
+        NotRecognised: "not_a_band" if the dependence on positions is not a band, or no query sees a key;
+            "depends_on_input" if the components cannot express the dependence on data, or it has too many combinations.
     """
     positions = None
     split_off: list[FoundComponent | None] = []

@@ -77,7 +77,7 @@ class Load:
     indices: tuple[LoadIndex, ...]
 
     def along(self, axis: Axis) -> Load:
-        """Return a load of the same tensor, indexed by `axis` ("q" or "kv") where this one is indexed by the other."""
+        """Return a load of the same tensor, indexed by `axis`: "q" if this one is indexed by "kv", and vice versa."""
         other = {"q": "kv", "kv": "q"}.get(axis)
         return replace(self, indices=tuple(replace(p, axis=axis) if p.axis == other else p for p in self.indices))
 

@@ -87,7 +87,7 @@ class Numbers:
         return replace(self, loads=tuple((s, replace(load, node=node(load.node))) for s, load in self.loads))
 
     def reads_as(self, other: Numbers) -> bool:
-        """Return whether these numbers and `other`, one of queries and one of keys, are equal at every index.
+        """Return whether these numbers equal `other` at every index; one of the two is of queries, the other of keys.
 
         This holds only if there are as many queries as keys.
         """

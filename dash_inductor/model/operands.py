@@ -71,12 +71,12 @@ class OperandKind:
         part: the class of the attribute's value.
         side: which kernels read the tensor.
         dtype: the dtype of the tensor; "float" stands for any float.
-        axes: the dimensions of the tensor; one without axes is [1].
-        changes: what it changes: "scores", to which something is added for each pair of query and key, "probabilities"
-            of pairs, or "rows", what the softmax or its backward computes for each query.
+        axes: the dimensions of the tensor; () for a tensor [1].
+        changes: what the operand changes: "scores" (something is added for each pair of query and key), "probabilities"
+            (of pairs), or "rows" (what the softmax or its backward computes for each query).
         argument: the name of the tensor among the arguments of kernels.
         broadcasts: whether the tensor has size 1 along dimensions that do not matter.
-        numbers: the names of the attributes of the `part` that kernels take as further arguments.
+        numbers: the attributes of the `part` that kernels take as further arguments, by name.
     """
 
     name: str

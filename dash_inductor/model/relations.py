@@ -29,11 +29,11 @@ class Relation:
 
     Args:
         name: the name in kernel source.
-        test: a function ``test(shown, queries, keys)`` that returns which of the pairs `shown` (booleans) it shows as
-            well.  `queries` is a tuple of the numbers of the query, `keys` one of those of the key or the pair, in the
-            order of the roles; all are numbers or arrays that broadcast to the pairs, or None for a missing number,
-            which shows all pairs.
-        queries, keys, pairs: the roles of the numbers of a query, a key or a pair.
+        test: a function ``test(shown, queries, keys)`` that returns `shown` (a boolean per pair), cleared for the pairs
+            that the predicate hides.  `queries` has the numbers of the query; `keys` has those of the key, then those
+            of the pair; both are in the order of the roles.  Each is a number or an array that broadcasts to the pairs,
+            or None where `missing` has a number for an absent operand; None hides nothing.
+        queries, keys, pairs: the roles of the numbers of a query, of a key, and of a pair.
         truths: whether the numbers are booleans (zero or nonzero); otherwise they are integers of any dtype and value.
         segment_ids: whether the predicate can be encoded as equality of one segment id per query and one per key.
         missing: for roles that a component may omit, a number that shows all pairs, or `POSITION` for the position of

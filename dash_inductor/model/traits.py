@@ -74,7 +74,10 @@ class Traits:
 
     @property
     def band(self) -> Band:
-        """A band with the same bounds set; their values do not matter, because kernels take them as arguments."""
+        """A band that has a lower and an upper bound exactly where the mask's band has one.
+
+        The values of the bounds (0) do not matter, because kernels take them as arguments.
+        """
         return Band(0 if self.has_lo else None, 0 if self.has_hi else None)
 
     @functools.cached_property  # every call asks

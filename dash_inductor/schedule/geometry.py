@@ -100,12 +100,12 @@ def kv_range(has_lo: bool, has_hi: bool, q: Expr = Q) -> Range:
 
 
 def seen_rows(has_lo: bool, has_hi: bool) -> Interval:
-    """Return the interval of the rows that see a key under the band, as expressions in lengths and bounds."""
+    """Return the interval of the rows that see any key under the band, as expressions in lengths and bounds."""
     return at_least_zero(LO) if has_lo else sympy.Integer(0), Minimum(Q_LEN, KV_LEN + HI) if has_hi else Q_LEN
 
 
 def seen_keys(has_lo: bool, has_hi: bool) -> Interval:
-    """Return the interval of the keys that some row sees under the band, as expressions in lengths and bounds."""
+    """Return the interval of the keys that any row sees under the band, as expressions in lengths and bounds."""
     return at_least_zero(-HI) if has_hi else sympy.Integer(0), Minimum(KV_LEN, Q_LEN - LO) if has_lo else KV_LEN
 
 

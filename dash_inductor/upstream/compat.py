@@ -97,7 +97,7 @@ def joint_passes() -> list[Any]:
 
 
 def settings_that_stop_passes() -> list[str]:
-    """The names of those settings that are off although Inductor runs joint-graph passes only if they are on."""
+    """The names of the settings that are off now and thereby keep Inductor from running its joint-graph passes."""
     from torch._inductor import config
 
     return [name for name in ("pattern_matcher", "use_joint_graph_passes") if not getattr(config, name)]

@@ -78,5 +78,8 @@ def bound_values(spec: AttentionSpec) -> tuple[Any, ...] | None:
 
 
 def factor(spec: AttentionSpec) -> float:
-    """Returns the factor by which Gluon kernels multiply products, or with a softcap tanh, to get scores in base 2."""
+    """Returns the factor that turns products into scores in base 2 in Gluon kernels.
+
+    With a softcap, tanh is multiplied by it instead of the product.
+    """
     return (spec.scale if spec.softcap is None else spec.softcap) * LOG2E

@@ -24,9 +24,9 @@ import pytest
 from .distribution import ROOT
 
 DURATIONS = ROOT / "tests" / "durations.json"
-BUDGET = 1.5
+BUDGET = 1.0
 """Seconds for the cases of one function that run every time; at least one case does, unless it takes `LONG`."""
-LONG = 3.0
+LONG = 2.0
 """A case that takes longer than this (seconds) runs in its slice only."""
 
 

@@ -71,10 +71,10 @@ class Known:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype in which query, key and value are read: the narrowest one that all three have on their way.
+        """The dtype in which query, key and value are read: the narrowest one that occurs in the chains of all three.
 
-        The way to each consists of the nodes from which it is computed by views, casts and factors, and of its own
-        node.  None if no dtype that the kernels support is common to all three.
+        The chain of an operand is the node itself, and the nodes from which it is computed by views, casts and factors.
+        None if no dtype that the kernels support is common to all three.
         """
         found = [{node.meta["val"].dtype for node in self.chains[kind]} for kind in self.chains if kind != "G"]
         common = set(DTYPES).intersection(*found)

@@ -88,7 +88,7 @@ class Atoms:
         return tuple(found)
 
     def resolved(self, labels: Labels) -> Labels:
-        """Return labels (the atoms that each dimension merges) in which every split atom is replaced by its parts."""
+        """Return `labels` with every atom (index range) that a view has split replaced by its parts."""
         return tuple(map(self.atoms, labels))
 
     def same(self, a: Labels, b: Labels) -> bool:
@@ -98,9 +98,10 @@ class Atoms:
         return (((),) * (width - len(a)) + a) == (((),) * (width - len(b)) + b)
 
     def through(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of a node, the atoms that each of its dimensions merges, from those of its first argument.
+        """Return the labels of a node's dimensions, given those of its first argument.
 
-        Return None if the node is not a view, cast or copy of its first argument.
+        A label lists the atoms that a dimension merges.  Return None if the node is not a view, cast or copy of its
+        first argument.
 
         Args:
             node: the node.
@@ -121,9 +122,10 @@ class Atoms:
         return None if order is None else tuple(labels[dim] for dim in order)
 
     def back(self, node: Node, labels: Labels) -> Labels | None:
-        """Return the labels of a node's first argument, the atoms that each of its dimensions merges, from the node's.
+        """Return the labels of the dimensions of a node's first argument, given those of the node.
 
-        Return None if the node is not a view, cast or copy of its first argument.
+        A label lists the atoms that a dimension merges.  Return None if the node is not a view, cast or copy of its
+        first argument.
 
         Args:
             node: the node.

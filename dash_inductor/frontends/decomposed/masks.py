@@ -23,8 +23,8 @@ ONLY_READ = "scores are replaced by a finite number, which is no bias where all 
 def mask_of(reader: Reader) -> Node | None:
     """Return one tensor with all masks and biases of the scores; None without any.
 
-    It is a boolean mask, True where a query sees a key, if all that scores are given is minus infinity where they are
-    hidden.  Otherwise, it is added to the scores.
+    It is a boolean mask, True where a query sees a key, if they do nothing but set hidden scores to minus infinity.
+    Otherwise, it is added to the scores.
 
     Raises:
         Stuck: the dimensions of a mask are not those of the scores.
@@ -43,7 +43,8 @@ def mask_of(reader: Reader) -> Node | None:
 def must_be_read(terms: list[Term]) -> bool:
     """Return whether a mask must be recognised to be exact, and cannot be added to the scores as a bias.
 
-    This is so if scores are replaced by a finite number: for a query whose keys are all hidden, adding differs.
+    That is the case if hidden scores are replaced by a finite number: for a query whose keys are all hidden, adding the
+    number instead would give another result.
     """
     return any(term.kind == "hide" and term.fill != -math.inf for term in terms)
 

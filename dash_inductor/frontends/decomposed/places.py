@@ -243,14 +243,14 @@ def size_in(ask: Callable[[Node, int], Any], before: Node) -> Callable[[Atom], A
 
 @dataclass(frozen=True)
 class Result:
-    """A sink: a node that holds a result of attention, in its own dimensions and dtype.
+    """A node that holds a result of attention, in its own dimensions and dtype; implements `Sink`.
 
     Attributes:
         node: the node.
         labels: for each dimension of the node, the atoms (index ranges) that it merges.
         wanted: the labels of the result as [batch, heads, length, dim].
-        atoms: the atoms of both.
-        own: those of the node's users that belong to the attention.
+        atoms: the atoms of `labels` and of `wanted`.
+        own: the users of the node that belong to the attention.
         before: earlier nodes that hold the same result and are erased without a replacement.
         copied: whether the result is copied into the node's layout, because its four dimensions have no strides there,
             for example where the heads of a group lie after the queries.
@@ -336,7 +336,7 @@ class Reader:
         return found
 
     def factor(self, kind: Operand, node: Node) -> float:
-        """Return `node` as a multiple of the first node of an operand's chain (`Known.chains`): the constant factor."""
+        """Return the constant factor between `node` and the first node of an operand's chain (`Known.chains`)."""
         return self.values.named[kind][node].factor
 
     def _fit(self, kind: Kind | Operand, value: Value) -> int:

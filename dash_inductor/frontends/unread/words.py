@@ -49,7 +49,7 @@ class Way:
     products: frozenset[Node]
 
     def in_words(self) -> str:
-        """Return why it cannot be read: a known form that is not supported, else the first operator that is not."""
+        """Return why it cannot be read: a known form that is not supported, else the first operator without support."""
         found = dict.fromkeys(filter(None, (self._mixed(), self._joined(), self._written())))
         if found:
             return "; ".join(found)

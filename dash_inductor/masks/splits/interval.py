@@ -113,9 +113,9 @@ class Between(FoundComponent):
 
     @property
     def is_one_vector(self) -> bool:
-        """Whether each query has one bound, which equals the number of the key at the same position.
+        """Whether one tensor serves as bound and as number.
 
-        The operands of bound and number are then one tensor.
+        Then each query has one bound, which equals the number of the key at the same position.
         """
         bound = self.lo if self.hi is None else self.hi
         both = self.lo is not None and self.hi is not None

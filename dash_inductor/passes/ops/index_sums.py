@@ -110,8 +110,8 @@ class Sum:
         batch: the number of leading batch dimensions of the result.
         rows: the number of row dimensions after these; the remaining dimensions are columns.
         values_shape: the shape to which the values are broadcast; None if they have it.
-        divisor: None, or for a mean the number that is added to the count of values by which each sum is divided: 1 if
-            the base counts as a value, else 0.
+        divisor: for a mean, what is added to the number of values to get the divisor of a sum: 1 if the base counts as
+            a value, else 0; None if sums are not divided.
         is_gathered: whether the values are rows of another tensor that an index selects, so that their index dimension
             has another length (see `_gathered`).
         raises: whether PyTorch's operator has no deterministic kernel, so that even small sums are replaced.
@@ -413,7 +413,7 @@ def _rewritten(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]])
 
 
 def replace(node: Node, found: Sum, sorted_keys: dict[Any, tuple[Node, ...]]) -> str:
-    """Replaces a node by the sum by index `found`, by sorted segments or a one-hot matmul.
+    """Replaces a node that computes the sum by index `found` with a sum over sorted segments, or a one-hot matmul.
 
     Args:
         node: the node.

@@ -245,10 +245,10 @@ class _Copies:
         erase_dead(graph, [base for base in self.chains if base in there])
 
     def release(self, graph: Graph) -> None:
-        """Moves the last product that reads a padded copy before other products of its other operand.
+        """Moves the last matmul that reads a padded copy forward, so that the copy can be freed earlier.
 
-        For example, the gradient of a weight is such a product.  The results of the other products are as large as the
-        copy and can then reuse its memory.
+        It is moved before the first padded matmul that reads its other operand.  For example, the gradient of a weight
+        is computed before the gradient of the input, whose result is as large as the copy and can reuse its memory.
         """
         there = {*graph.nodes}
         for copy in self.made.values():

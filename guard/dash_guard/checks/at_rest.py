@@ -87,7 +87,7 @@ class AtRest(Check):
         self._backwards.module_begins()
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """Follow the end of a module's forward, to learn when backwards end."""
+        """Pass the end of a module's forward on to `Backwards`, which finds out when backwards end."""
         self._backwards.module_ended(result)
 
     def _backward_ended(self) -> None:

@@ -53,10 +53,10 @@ class Classes:
         self._composable.clear()
 
     def part(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Called before an optimizer steps: models whose gradients were not reduced no longer count as replicas.
+        """Stop counting models as replicas if an optimizer is about to update them with unreduced gradients.
 
         Returns:
-            Whether the optimizer updates any model that has stopped counting now.
+            Whether there are such models that were counted until now.
         """
         alone = [model for model, reduced in self._reduced.items() if not reduced and model not in self.parted]
         if not alone:

@@ -34,9 +34,9 @@ class Reduction:
 
     Args:
         model: the DDP model.
-        reduced: is called with the number of the backward, the index of the bucket, and the result of the first run;
-            it may run on a thread of gloo.
-        reduces: is called once in each backward.
+        reduced: is called with the number of the backward, the index of the bucket, and the result of the first run; it
+            may run on a thread of gloo.
+        reduces: is called at the last bucket of each backward, to count reductions.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Reduction:
         parallel.register_comm_hook(model, self)
 
     def __call__(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Called by DDP to reduce a bucket (`torch.distributed.GradBucket`); returns a future of the reduced tensor."""
+        """Reduce a bucket of DDP (`torch.distributed.GradBucket`); returns a future of the reduced tensor."""
         content, place = bucket.buffer(), (self._backward, bucket.index())
         content.mul_(self._factor)  # DDP multiplies while it copies into the bucket, and only without a hook
         again = bucket.index() == self._backward % self._buckets
@@ -140,8 +140,8 @@ class Turns:
 class Between:
     """An FSDP2 all-reduce hook for HSDP, where an `all_reduce` between replicas follows each `reduce_scatter`.
 
-    FSDP2 calls the hook after the `all_reduce`. The input of the `all_reduce` is the result of the `reduce_scatter`
-    before it, plus what was scattered earlier without an `all_reduce`, to which FSDP2 adds in place.
+    FSDP2 calls the hook after the `all_reduce`, whose input is a sum: the result of the `reduce_scatter` just before,
+    and the results of earlier ones that no `all_reduce` has followed. FSDP2 adds them in place.
 
     Args:
         module: the module whose gradients are reduced.

@@ -1,8 +1,8 @@
-"""Digests of many tensors in a tree: a leaf is for one tensor, a root for all tensors of a class of ranks and stage.
+"""Digests of many tensors in a tree: a leaf is for one tensor, a root for one stage of one class of ranks.
 
 A leaf is the tensor's lanes, the 128-bit fingerprint as two 64-bit numbers, as in recordings. A root is BLAKE2b of the
-names, and of the lanes of all leaves as they lie in memory, in one call. Only if the roots of ranks differ, nodes along
-the module path are computed: a node is BLAKE2b of its children.
+names, and of the lanes of all leaves as they lie in memory, in one call. If the roots of ranks differ, nodes along the
+module path are computed as well: a node is BLAKE2b of its children.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Leaves:
         return [_signed(bytes.fromhex(self._leaf(number))) for number in range(len(self.labels.names))]
 
     def root(self) -> str:
-        """The root digest, 22 hexadecimal digits: 6 of the hash of names, dtypes and shapes, 16 of that of lanes."""
+        """The root digest in hexadecimal: 6 digits of the hash of names, dtypes and shapes, 16 of the hash of lanes."""
         return self.labels.digest() + hashlib.blake2b(self.lanes, digest_size=ROOT).hexdigest()
 
     def below(self, path: str) -> dict[str, str]:

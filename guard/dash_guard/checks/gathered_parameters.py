@@ -4,9 +4,9 @@ The lanes (128-bit hash) of a tensor are sums, so the lanes of the owners' shard
 parameter. Parameters of a forward are hashed after the forward, as close to their use as possible. Parameters that are
 gathered again for a backward, or for a compiled forward, which has no hooks, are hashed when they arrive.
 
-Of every gathered parameter, each rank hashes the segment of each owner at its position, and its own shard. The digests
-of the shards must equal those of the gathered segments on all ranks. The monitor names a rank whose copy differs, or an
-owner whose segment arrived on all ranks with other bits than its shard has now.
+Each rank hashes its own shard, and of every gathered parameter the segment of each owner, with the segment's position
+in the whole parameter. The digests of the shards must equal those of the gathered segments on all ranks. The monitor
+names a rank whose copy differs, or an owner whose segment arrived on all ranks with other bits than its shard has now.
 """
 
 from __future__ import annotations

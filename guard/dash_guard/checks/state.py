@@ -144,7 +144,7 @@ class State:
         return functools.partial(self.reductions.update, (ranks,))
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before an optimizer steps: models whose gradients were not reduced no longer count as replicas."""
+        """Stop counting models as replicas if an optimizer is about to update them with unreduced gradients."""
         if self.classes.part(optimizer):
             self._entries.clear()
             self.rank.coverage.unseen(
@@ -204,7 +204,7 @@ class State:
         ]
 
     def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """An `Entry` for each parameter of a model that has run that is updated by none of the given optimizers."""
+        """An `Entry` for each parameter of the models that have run, unless one of the given optimizers updates it."""
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return [
             Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())

@@ -30,14 +30,15 @@ _STAGES = (phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
 
 
 class Stop(Check):
-    """A check by which ranks agree before every update whether training ends; it runs last, and waits for the device.
+    """A check that lets all ranks decide together, before every update, whether training ends.
 
-    Without a group of all ranks it is off (`process.rank.Rank`): a rank that stopped alone would make the others wait.
+    It runs last, and waits for the device. Without a group of all ranks it is off (`process.rank.Rank`): a rank that
+    stopped alone would make the others wait.
 
     Args:
         rank: the rank that this check belongs to.
-        replicas: the check with the hashes of what ranks must hold with equal bits; None: only findings of the monitor
-            end training.
+        replicas: the check that hashes the tensors that must be equal on several ranks; None: only findings of the
+            monitor end training.
     """
 
     name = "stop"

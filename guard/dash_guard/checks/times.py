@@ -37,11 +37,11 @@ class Times(Check):
         self._backwards = Backwards(self._backward_ended, self._failed)
 
     def module_begins(self, module: nn.Module) -> None:
-        """Follow the begin of a module's forward, to learn when backwards end."""
+        """Pass the start of a module's forward on to `Backwards`, which finds out when backwards end."""
         self._backwards.module_begins()
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
-        """Follow the end of a module's forward, to learn when backwards end."""
+        """Pass the end of a module's forward on to `Backwards`, which finds out when backwards end."""
         self._backwards.module_ended(result)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

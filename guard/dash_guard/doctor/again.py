@@ -50,7 +50,7 @@ class Inputs:
         self._execution = execution
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Called before the module's forward; returns the arguments to use, or None while it is being compiled."""
+        """Put hooks on the arguments' gradients; returns the arguments to use, or None while code is being compiled."""
         if torch.compiler.is_compiling():
             return None
         number = 0

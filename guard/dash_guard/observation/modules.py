@@ -112,7 +112,7 @@ class Modules:
 
     @not_compiled
     def enter(self, module: nn.Module) -> None:
-        """Called when the forward of a module begins; an outermost module is added at its first call."""
+        """Note that the forward of a module begins; add the module at its first call if it is an outermost one."""
         calls = self._calls
         if not hasattr(calls, "running"):
             calls.running, calls.last = [], None
@@ -123,7 +123,7 @@ class Modules:
 
     @not_compiled
     def leave(self, module: nn.Module, result: Any) -> None:
-        """Called when the forward of a module has ended, with its result, which is passed to the sink."""
+        """Note that the forward of a module has ended, and pass its result to the sink."""
         running = getattr(self._calls, "running", [])
         if not any(module is each for each, _ in running):
             return  # the recording has begun inside of it

@@ -126,7 +126,7 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
 
 
 def sampled(steps: Sequence[Step], most: int) -> list[Step]:
-    """At most `most` of these steps: those whose numbers a power of two divides, so that all ranks choose the same."""
+    """At most `most` of the steps: those whose numbers a power of two divides, so that all ranks choose alike."""
     every = 1
     while sum(each.step % every == 0 for each in steps) > most:
         every *= 2

@@ -60,8 +60,8 @@ def guard(
         with dash_guard.guard("runs/a"):
             train()
 
-    ``DASH_GUARD=folder`` watches a whole program without a change of it, and ``dash-guard watch`` watches all processes
-    of a launcher. ``DASH_GUARD_SETTINGS=same_rank_recompute=10,on_confirmed=raise`` passes settings to them.
+    ``DASH_GUARD=folder`` watches a whole program that is not changed, and ``dash-guard watch`` watches all processes of
+    a launcher. ``DASH_GUARD_SETTINGS=same_rank_recompute=10,on_confirmed=raise`` passes settings to them.
 
     Rank 0 starts a monitor, a process that outlives it, unless ``dash-guard watch`` has started one. The monitor prints
     one line for each finding and appends it to ``findings.jsonl`` in the folder. The guard changes no bit of the
@@ -76,10 +76,10 @@ def guard(
         same_rank_recompute: how many of 100 steps are run a second time on the same rank, from 0 to 100.
         collectives: n: check gathered parameters and checksums of reductions in every n-th step; 0: never.
         on_confirmed: what follows a confirmed fault: "warn" prints it. "raise" also raises `FaultConfirmedError` on
-            every rank before an optimizer steps, once, if a machine or the network has made bits wrong, or if
-            gradients, parameters or optimizer state differ that all ranks are declared to hold with equal bits (DDP,
-            `replicate`). For that, ranks agree over a group of their own, and each step waits for the device once;
-            where ranks cannot agree, findings are only printed.
+            every rank before an optimizer steps, once, if a machine or the network has made bits wrong, or if ranks
+            differ in gradients, parameters or optimizer state that the program declares to be equal on all of them
+            (DDP, `replicate`). For that, ranks agree over a group of their own, and each step waits for the device
+            once; where ranks cannot agree, findings are only printed.
         live: also find ranks that hang, have died, are stopped or slow.
 
     Returns:
@@ -187,7 +187,8 @@ class Guard:
         """Begin to watch this process; does nothing if it is being watched.
 
         Args:
-            instead: the observer that has received events up to now, see `rank.Rank.start`.
+            instead: the observer whose place in the list of observers this guard takes, see `rank.Rank.start`; None if
+                there is none.
         """
         with self._lock:
             if self._rank is not None:
@@ -286,7 +287,10 @@ class FromEnvironment(Guard):
         threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
 
     def start(self, instead: Observer | None = None) -> None:
-        """Begin to watch this process, at its first event."""
+        """Start the guard; called at the first event, or once a process group exists. Later calls do nothing.
+
+        The guard takes the place of the observer that waits for the first event; `instead` is ignored.
+        """
         with self._beginning:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:

@@ -73,8 +73,8 @@ class Rank(Observer):
         """Begin to receive events.
 
         Args:
-            instead: the observer that has received them up to now; every event goes to exactly one of the two
-                observers.
+            instead: the observer that has received them up to now. This one takes its place in the list of observers,
+                so that every event goes to exactly one of the two. None: there was no such observer.
         """
         hooks.install()
         observers = active.observers

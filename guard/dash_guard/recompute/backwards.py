@@ -30,12 +30,12 @@ class Backwards:
         self._depth, self._number = 0, -1
 
     def module_begins(self) -> None:
-        """Called when the forward of a module begins."""
+        """Count the start of a module's forward, so that `module_ended` can tell which modules are outermost."""
         self._depth += 1
 
     @not_compiled
     def module_ended(self, result: Any) -> None:
-        """Called when the forward of a module has ended; puts hooks on the results of an outermost module."""
+        """Count the end of a module's forward, and put hooks on the results of an outermost module."""
         self._depth = max(0, self._depth - 1)
         if self._depth or in_backward() or not torch.is_grad_enabled():
             return

@@ -55,7 +55,7 @@ def record(
         with dash_guard.record("runs/a"):
             train()
 
-    The environment variable DASH_GUARD_RECORD=folder records a whole program without a change of it.
+    The environment variable DASH_GUARD_RECORD=folder records a whole program that is not changed.
 
     A step is what lies between two steps of the same optimizer; several optimizers may take turns. A step that a
     gradient scaler skips, because gradients overflow, counts too. A step of the recording contains, in this order,

@@ -62,7 +62,11 @@ class Replicas(Observer):
                 self._groups[parameter] = model.process_group
 
     def seen(self, event: Seen) -> None:
-        """Keep the lanes of those tensors that ranks must agree on, until the step ends."""
+        """Keep the lanes (128-bit hashes) of tensors that DDP ranks must hold equal, until the step ends.
+
+        These are gradients or parameters. If this rank can no longer hash, keep the marker `GONE` in place of their
+        lanes.
+        """
         for group, names in self._split(event.parameters).items():
             if event.failed:
                 device = event.parameters[0][1].device

@@ -62,7 +62,8 @@ class Comparison:
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
         conclusion: where the first difference arose, in words.
-        others: further tensors that differ in the same step, in order, at most 20; others_count: all of them.
+        others: further tensors that differ in the same step, in order, at most 20; others_count: the number of all such
+            tensors.
         steps: the number of compared steps, including the one that differs; last_step: the last of them, 0 for none.
         ranks: the number of ranks with a file in both recordings.
         facts: facts about the runs that differ, as (name, in a, in b).

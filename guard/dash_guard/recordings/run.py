@@ -1,7 +1,7 @@
 """Reads the recordings of all ranks of a run.
 
-A file ends with its process, however that ends.  What is before a torn or damaged frame is read, and what such a frame
-hides is not guessed at.  A frame that is whole but is not what a recorder writes is an error.
+A file ends when its process ends, in whatever way.  Everything before a torn or damaged frame is read; nothing after it
+is guessed at.  A frame that is whole but is not what a recorder writes is an error.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def bounded(s, SCORE: tl.constexpr):
 
 @triton.jit
 def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
-    """Returns numbers that become the scores of products `s`, in base 2, when multiplied by the slope.
+    """Returns numbers that, multiplied by the slope, are the scores of products `s` in base 2.
 
     SIGN: 1, -1 or 0; it and the slope are the results of `templates.signed_slope`.
     """
@@ -72,9 +72,10 @@ def biased(s, bias, SCORE: tl.constexpr):
 
 @triton.jit
 def through_bound(ds, s, operand, SCORE: tl.constexpr):
-    """Returns the gradient of scaled products from `ds`, the gradient of their scores with the softcap.
+    """Backpropagates `ds` through the softcap: from the gradient of the scores to that of ``SCALE * s``.
 
-    s: the products; operand: the other operand of the matmul that the result enters, see `rounded_product`.
+    Without a softcap, returns `ds`.  s: the unscaled products; operand: the operand by which the result will be
+    multiplied, see `rounded_product`.
     """
     if SCORE.SOFTCAP > 0:
         share = tanh_of(s, SCORE)
@@ -85,11 +86,11 @@ def through_bound(ds, s, operand, SCORE: tl.constexpr):
 
 @triton.jit
 def rounded_product(x, y, operand):
-    """Returns x * y, rounded before anything is added to it if it enters an fp32 matmul with `operand`.
+    """Returns x * y; if it enters an fp32 matmul with `operand`, it is rounded before anything is added to it.
 
-    A matmul of fp32 is made of three of tf32: it subtracts from an operand what tf32 holds of it.  The compiler would
-    fuse that with a multiplication where nothing is between the two, such as the choice that a mask makes: then the
-    bits of a pair that is seen would depend on whether other pairs of the tile are.
+    An fp32 matmul consists of three tf32 matmuls, for which the tf32 part of an operand is subtracted from it.  The
+    compiler would fuse this subtraction with the product x * y, unless something stands between the two, such as the
+    select of a mask.  The bits of a visible pair would then depend on whether other pairs of the tile are visible.
     """
     if operand.dtype == tl.float32:
         return tl.math.fma(x, y, 0.0)

@@ -7,12 +7,11 @@ Note [Shares of the bound]
     Instructions are what limits the forward, so the share is a short polynomial of the products that are *near*, with
     ``|scale * product| < 7/16 * softcap``: odd, of degree 5, wrong by at most 2**-18.7.  The forward needs scores, not
     shares, and has the factor in the coefficients.  The share of others is ``1 - 2 / (1 + exp(2 x))``, wrong by less,
-    which takes two special functions.  `begun` makes arguments of which near ones are below two, and of fp32 these are
-    the numbers whose second highest bit is zero: one instruction asks two products more.  A thread that has others
-    takes the way on which both forms are computed, and each product has its own.  So the bits of a score depend on the
-    product alone, whichever ways its thread and its neighbours go.
-    Everything is one piece of assembly, because ptxas moves nothing past a branch: polynomials and exponentials of a
-    tile overlap behind it.
+    which takes two special functions.  `begun` scales near products to arguments below two, which in fp32 are the
+    numbers whose second highest bit is zero: one instruction tests two more products.  A thread that has other products
+    takes a branch that computes both forms, and selects the right one for each product.  So the bits of a score depend
+    on the product alone, whichever branch its thread takes.  Everything is one piece of assembly, because ptxas moves
+    nothing past a branch: polynomials and exponentials of a tile overlap behind it.
 
     The result is not strictly monotone where the two forms meet.  The base of a row's softmax is therefore close to its
     largest score in base 2, not exactly that; any base gives the same probabilities.

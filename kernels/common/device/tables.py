@@ -117,7 +117,7 @@ def write_rows(
     """Writes the forward's tile schedule of each q tile, as `table_tile_schedule.forward_packed_tiles`.
 
     One program per (table, q tile).  KINDS: int8 [tables, n_kv, blocks], of row blocks; KV_FOUND: as `seen` writes it.
-    A q tile is CONSUMERS row blocks; FROM_THE_END: the last of them belong to the first tile.  COUNTS: int32 [tables,
+    A q tile is CONSUMERS row blocks; FROM_THE_END: the first q tile has the last row blocks.  COUNTS: int32 [tables,
     q_tiles], the number of steps, at least 1; STEPS: int32 [tables, q_tiles, n_kv].
     """
     table = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,7 @@
 """Computes the kinds of tile pairs (empty, partial or full) under a mask that is data, on the device.
 
-The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see a
-key, and which keys are seen.  `classify` says of every tile pair whether it is empty, partial or full, as
+The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see any
+key, and which keys any query sees.  `classify` says of every tile pair whether it is empty, partial or full, as
 `schedule.visibility` defines it; `write_seen` does so where a forward reads bits of a dense mask, and writes these
 bits, too.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
 
@@ -183,10 +183,10 @@ def seen(
     Q_VECTORS, KV_VECTORS, RANGES, DENSE, Q_FOUND, KV_FOUND, dense_b, dense_h, dense_i, dense_j, heads,
     q_len, kv_len, lo, hi, MASK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Finds the queries that see a key, and the keys that a query sees, under a mask that reads tensors.
+    """Finds the queries that see any key, and the keys that any query sees, under a mask that reads tensors.
 
     One program per (batch element and head, BLOCK queries or keys).  Q_FOUND: bool [batch * heads, q_len], whether the
-    query sees a key; KV_FOUND: bool [batch * heads, kv_len], whether a query sees the key; both are written.
+    query sees any key; KV_FOUND: bool [batch * heads, kv_len], whether any query sees the key; both are written.
     Q_VECTORS, KV_VECTORS: as in `MaskTables`.  RANGES: int32 [batch, q and kv tiles of BLOCK tokens, 2], the smallest
     and largest first segment id of each, as `first_equal` writes them.  DENSE: a bool mask [batch, heads, q_len,
     kv_len] with its strides; heads: of DENSE, 1 without.  lo, hi: the bounds of the band.

@@ -37,7 +37,8 @@ def bias_gradient_tile(
 
     Addends are in ascending order of batch elements and, within each, query heads.
 
-    first, turns: (batch element, query head), the first ones and how many.  The other arguments are as for `dkdv_tile`.
+    first: (first batch element, first query head); turns: (number of batch elements, number of query heads).  The other
+    arguments are as for `dkdv_tile`.
     """
     q_len, kv_len, _lo, _hi = tile_schedule
     b_first, hq_first = first

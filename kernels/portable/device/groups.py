@@ -10,22 +10,22 @@ Note [Argument groups]
     are in capitals and which are assigned as `tl.constexpr`.
 
     Kernels know the relations of a mask (`model.relations`), not its components:  `Data`, `OfQueries` and `OfKeys` have
-    a tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  What changes scores takes a
-    member of `Score`.  No signature changes.
+    a tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  A new feature that changes
+    scores adds a member to `Score`; no signature changes.
 
 Note [Data operands]
-    `Data` is what masks and scores read.  A member belongs to a kernel that has the flag after its name; in others it
-    is never read, and may be anything of this form.  Tuples are empty where there is nothing.  Operands have strides
-    for each dimension.
+    `Data` is what masks and scores read.  A kernel reads a member only if it has the flag that stands after the
+    member's name below; otherwise the member may be anything of the same form.  Tuples are empty where there is
+    nothing.  Operands have strides for each dimension.
 
     keys (HAS_KEYS): int32 [batch, kv heads, kv_len]; no row sees a key whose entry is zero.
 
     of_queries, of_keys: for each relation of `Mask.RELATIONS` a tuple of int32 or int64 [batch, q_len], and one of
     [batch, kv_len], in the order of its roles; a row sees only keys that the relation shows.
 
-    None of these has elements of less than 32 bits.  From the narrowest load that an operand of a matmul depends on, be
-    it by a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the order
-    of the sum: a vector of bools would give other bits than no vector.
+    None of these has elements of less than 32 bits.  From the narrowest load on which an operand of a matmul depends,
+    even through a mask, Triton derives which elements along k an instruction of sm_80 multiplies (`kWidth`), and so the
+    order of the sum.  A vector of bools would therefore give other bits than no vector.
 
     of_pairs: a tuple of bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entries are not zero.
 
@@ -37,9 +37,9 @@ Note [Data operands]
 
     added.slopes: fp32 [batch, q heads]; -slope * |i + kv_len - q_len - j| is added to the score of query i and key j.
 
-    varlen_layout (VARLEN_ROWS): where the rows of a mask of rows have their tokens.  Lengths are the mask's, also the
-    lengths of ids, log-sum-exps and deltas; all else has tokens, which `tokens_of` finds.  A row without a token is not
-    read and not written.
+    varlen_layout (VARLEN_ROWS): which tokens the padded rows of a packed mask hold.  Lengths count rows, and so do ids,
+    log-sum-exps and deltas; all other tensors have tokens, which `tokens_of` finds.  A row without a token is not read
+    and not written.
 
     drop (ROUNDS): dropout, see `dropout`.
 """
@@ -131,9 +131,9 @@ class Data(NamedTuple):
 class TileRows(NamedTuple):
     """The queries or the keys of a tile, BLOCK of them.
 
-    numbers: their positions, [BLOCK] in the dtype of indices. first, end: scalars; positions outside first .. end-1 do
-    not exist, or by the band see no key or are seen by none, and are not loaded. tokens, exists: for each position the
-    token in memory that it stands for, and whether there is one, [BLOCK], see `tokens_of`.
+    numbers: their positions, [BLOCK] in the dtype of indices.  first, end: scalars; only positions first .. end-1 are
+    loaded.  The others are past the length, or the band hides all of their pairs.  tokens, exists: [BLOCK] each, the
+    token in memory of each position, and whether there is one, see `tokens_of`.
     """
 
     numbers: object
@@ -191,8 +191,8 @@ class Sums(NamedTuple):
 class Tile(NamedTuple):
     """The sizes of tiles and heads, and whether tiles divide the lengths.
 
-    BLOCK_D, BLOCK_DV: powers of two, at least HEAD_DIM, VALUE_DIM; GROUP: query heads of a kv head; EVEN_Q, EVEN_KV: no
-    tile has a row that is past the length or, by the band, sees no key or is not seen.
+    BLOCK_D, BLOCK_DV: powers of two, at least HEAD_DIM, VALUE_DIM; GROUP: query heads of a kv head; EVEN_Q, EVEN_KV:
+    every query (or key) of every tile lies within the length, and the band shows at least one of its pairs.
     """
 
     BLOCK_Q: int
@@ -209,9 +209,9 @@ class Tile(NamedTuple):
 class Mask(NamedTuple):
     """The compile-time properties of a mask.
 
-    HAS_LO, HAS_HI, HAS_KEYS: the band has a lower bound, an upper bound; there is a key validity vector.  RELATIONS:
-    the tests of the relations of queries and keys, see `model.relations`.  BY_PAIR: there are such relations, or
-    elementwise masks.  VARLEN_ROWS: the rows of a row block in a varlen layout, whose only relation is the equality of
+    HAS_LO, HAS_HI: the band has a lower, an upper bound.  HAS_KEYS: there is a key validity vector.  RELATIONS: the
+    tests of the relations of queries and keys, see `model.relations`.  BY_PAIR: there is such a relation, or an
+    elementwise mask.  VARLEN_ROWS: the rows of a row block in a varlen layout, whose only relation is the equality of
     document ids; 0 if every row is a token.
     """
 

@@ -53,9 +53,9 @@ def dash_kv_range(q, tile_schedule, BLOCK_Q, BLOCK_KV):
 
 @triton.jit
 def dash_seen_rows(tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns (first, end) of the queries that see a key; ``end <= first``, maybe negative, if there are none."""
+    """Returns (first, end) of the queries that see any key; ``end <= first``, possibly negative, if there are none."""
 
 
 @triton.jit
 def dash_seen_keys(tile_schedule, BLOCK_Q, BLOCK_KV):
-    """Returns (first, end) of the keys that a query sees; ``end <= first``, maybe negative, if there are none."""
+    """Returns (first, end) of the keys that any query sees; ``end <= first``, possibly negative, if there are none."""

@@ -259,9 +259,10 @@ def load_pairs(operand, b, hq, queries, keys, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_shown(data, b, hq, queries, keys, BY_KEY: tl.constexpr):
-    """Returns whether the elementwise masks show the pairs of a tile: bool, all true without an elementwise mask.
+    """Returns which pairs of a tile the elementwise masks show, as bools; all true without an elementwise mask.
 
-    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; without such a mask it only broadcasts to it.
+    The shape is [BLOCK_KV, BLOCK_Q] if BY_KEY, else [BLOCK_Q, BLOCK_KV]; without an elementwise mask, the size along
+    the queries is 1.
     """
     shown = by_key(keys.numbers, BY_KEY) >= 0
     for i in tl.static_range(len(data.of_pairs)):
@@ -317,8 +318,8 @@ def prefetch_bias(
 def prefetch(pointers, INTERPRET: tl.constexpr):
     """Requests that the cache lines at these addresses be brought into the L2 cache; all must be readable.
 
-    In a loop that is pipelined the call must stand in a branch: the compiler cannot make anything else of it
-    conditional.
+    In a pipelined loop, the call must stand in a branch: the compiler can make a branch conditional, but not the call
+    itself.
     """
     if not INTERPRET:
         tl.inline_asm_elementwise(
@@ -333,8 +334,8 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
     With a bias they are the parts of Note [Log-sum-exp in two parts]; without one the first is the log-sum-exp in base
     2.
 
-    lse: the log-sum-exps of a head, an `Operand`.  Rows outside first .. end-1 are not read and have no probabilities,
-    nor have rows that see no key, where there is a bias.
+    lse: the log-sum-exps of a head, an `Operand`.  Rows outside first .. end-1 are not read, and their probabilities
+    become zero; with a bias, so do those of rows that see no key.
     """
     sums = load_rows(lse, queries, float("inf"), TILE.EVEN_Q)
     if SCORE.HAS_BIAS:

@@ -38,16 +38,17 @@ class Vectors:
 class Form:
     """A device encoding of a relation: int32 vectors per token, and the functions that read them.
 
-    Triton functions get the vectors of a side as a tuple.  Of keys these are the `keys` vectors, or the positions of
-    the keys if `reads_positions`.
+    Device functions get the vectors of the queries, and those of the keys, as a tuple.  The tuple of the keys is their
+    positions alone if `reads_positions`.
 
     Attributes:
         name: the name in kernel names and messages.
         queries, keys: the number of vectors per query and per key.
         vectors: a function ``vectors(of, data)`` that computes the vectors with PyTorch: int32 [batch, queries, q_len]
             and [batch, keys, kv_len].
-        load_queries, load_keys: device functions ``(side, row, tokens, exists)`` that load the vectors of tokens from
-            number `row` of a `Side` on.  Queries that do not exist get values with which they see no key.
+        load_queries, load_keys: device functions ``(side, row, tokens, exists)`` that load the form's vectors for the
+            given tokens of a `Side`; `row` is the index of the first in `Side.VECTORS`.  Queries that do not exist get
+            values with which they see no key.
         test: a device function ``(shown, queries, keys)``, also for Gluon: restricts `shown`, a bool per pair or True,
             to the pairs of which the query sees the key; queries and keys broadcast to the pairs.
         classify: a device function ``(queries, rows_exist, keys, columns_exist)`` that classifies tile pairs: (no pair
@@ -56,9 +57,9 @@ class Form:
             shown.
         keep: a device function ``(scores, queries, keys)`` for Gluon: fp32 scores, set to -inf where queries do not see
             keys.
-        reads_positions: whether it reads the positions of the keys, and no vectors of them.
-        is_range: whether the vectors of a query are the first position that it sees and the one after the last,
-            already clipped to band and lengths.
+        reads_positions: whether the form reads the positions of the keys instead of vectors.
+        is_range: whether the vectors of a query are the first position that it sees and the one after the last, already
+            clipped to band and lengths.
     """
 
     name: str

@@ -127,10 +127,11 @@ def store_gradients(
     work, varlen_layout, drops, shared, it, kv, dk_desc, dv_desc, targets, dk, dk_tail, dv, scale,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Rounds dk and dv of kv tile `kv` to 16 bits and starts to store them; dk is multiplied by `scale`.
+    """Rounds dk and dv of kv tile `kv` to 16 bits and starts to store them.
 
-    They pass through the stages of the dq ring for iterations `it` and after.  If these are too small, they pass
-    through the tiles of K and V, which are no longer needed, and the function waits until the stores have read them.
+    dk is multiplied by `scale`, and with dropout dv by the factor of kept probabilities.  They pass through the stages
+    of the dq ring for iterations `it` and after.  If these are too small, they pass through the tiles of K and V, which
+    are no longer needed, and the function waits until the stores have read them.
     """
     DTYPE: gl.constexpr = shared.k.dtype
     row = kv * work.BLOCK_KV

@@ -26,10 +26,11 @@ def hopper_backward(
     """Computes dk, dv and the fp32 accumulator of dq, still without the scale, of an attention backward.
 
     q, do: [batch, q_heads, q_len, D or DV]; k, v, dk, dv: [batch, q_heads // GROUP, kv_len, D or DV], fp16 or bf16,
-    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  q and do hold only the rows that
-    see a key, k and v only the keys that a row sees: all others arrive as zeros.  dq: fp32 [batch * q_heads * n_q *
-    BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of `in_fragments`; lse (base 2) and delta: fp32 [batch
-    * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0`` in rows that see no key and past q_len.
+    descriptors with blocks of 64 columns of one tile; D is up to BLOCK_D + TAIL_D.  The descriptors of q and do cover
+    only the rows that see any key, those of k and v only the keys that any row sees; all other rows and keys arrive as
+    zeros.  dq: fp32 [batch * q_heads * n_q * BLOCK_Q * (BLOCK_D + TAIL_D) / DQ_ROW, DQ_ROW], in the order of
+    `in_fragments`; lse (base 2) and delta: fp32 [batch * q_heads * n_q * BLOCK_Q], with ``lse = inf`` and ``delta = 0``
+    in rows that see no key and past q_len.
 
     All other arguments are groups, see `arguments`: data is given where the mask is data, see `table_tile_schedule`;
     dropout, if probabilities are dropped, see `dropout`; bound, if scores are bounded, see `score_gluon`; with

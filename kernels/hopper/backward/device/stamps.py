@@ -14,8 +14,8 @@ Note [Stamps]
     * end: the add has been performed and the semaphore released.
 
     A barrier has two parities, so whoever waits for it must not fall two phases behind.  The producer therefore refills
-    the place of a step only when the stamper has stamped it (`noted`): before that dO of the step STAGES later cannot
-    be there, and consumers cannot say that it has ended.
+    the place of a step only when the stamper has stamped it (`noted`): until then, the dO of the step STAGES later
+    cannot arrive, and consumers cannot signal the end of that step.
 
     A read of the clock just after a named barrier is not delayed by the barrier (observed on an H200), so the stamper
     reads it after the next access to shared memory, its arrival at `noted`.

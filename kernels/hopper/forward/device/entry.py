@@ -23,9 +23,10 @@ def hopper_forward(
 
     q: [batch, q_heads, q_len, D]; k: [batch, q_heads // group, kv_len, D]; v: the same with DV columns; out: [batch,
     q_heads, q_len, DV]; fp16 or bf16, descriptors with blocks of 64 columns, ROWS rows of q and out, BLOCK_KV of k and
-    v; D is up to BLOCK_D + TAIL_D.  The descriptor of q holds only the rows that see a key, k's and v's only the keys
-    that a row sees: all others arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural log, -inf in rows that see
-    no key and have no sink, whose out is zero.  counter: int32 [1], zero once the kernel before has ended.
+    v; D is up to BLOCK_D + TAIL_D.  The descriptor of q covers only the rows that see any key, those of k and v only
+    the keys that any row sees; all other rows and keys arrive as zeros.  lse: fp32 [batch * q_heads, q_len], natural
+    log, -inf in rows that see no key and have no sink, whose out is zero.  counter: int32 [1], zero once the kernel
+    before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,

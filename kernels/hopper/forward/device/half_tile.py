@@ -6,9 +6,9 @@ Note [Half tiles]
     scores are then not computed: half of the products, of the tests of the mask and of the exponentials are left out,
     and P has zeros there.
 
-    This changes no bit of the results.  Otherwise a hidden score is -inf, so it never is a row's maximum, and its
-    probability is exactly zero.  Sums are taken over the whole tile, including the zeros, in the order of any other
-    tile.
+    This changes no bit of the results.  If the second half was computed, its scores would be -inf, never the maximum of
+    a row, and their probabilities exactly zero.  Sums are taken over the whole tile, including the zeros, in the order
+    of any other tile.
 """
 
 from triton.experimental import gluon

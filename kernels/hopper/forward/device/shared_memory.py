@@ -64,8 +64,8 @@ def fact_stages(q_stages):
     """Returns for how many q tiles the announced values are kept: one more than there are Q tiles in shared memory.
 
     So the values of the next q tile are there before its Q.  When the producer loads the Q of a tile, all consumers
-    have released the Q of the tile q_stages before it, and read its values at the latest then: the values of the tile
-    after this one may overwrite them.
+    have released the Q of the tile `q_stages` earlier, and have read the values of that tile.  The values of the next
+    tile may then overwrite them.
     """
     return q_stages + 1
 

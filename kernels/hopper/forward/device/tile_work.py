@@ -142,7 +142,7 @@ class TileWork:
 
     @gluon.jit
     def first_row(self):
-        """Returns the index of the first query that sees a key under the band, an int32 scalar.
+        """Returns the index of the first query that sees any key under the band, an int32 scalar.
 
         The TMA descriptor of Q begins there, so that coordinates of rows are relative to it.
         """
@@ -150,7 +150,7 @@ class TileWork:
 
     @gluon.jit
     def first_key(self):
-        """Returns the index of the first key that a query sees under the band, an int32 scalar.
+        """Returns the index of the first key that any query sees under the band, an int32 scalar.
 
         The TMA descriptors of K and V begin there, so that coordinates of keys are relative to it.
         """

@@ -6,9 +6,9 @@ Note [Rows that take no part]
     gradient of a score that the mask hides must be finite: V in the forward; K, V, Q and dO in the backward.  A key
     that no query sees and a query that sees no key may hold anything, and are made zeros.
 
-    Few tiles have such rows: the tiles in which padding begins or a packed document ends.  The copies of them that the
-    producer brings are not announced when they have come: they arrive at a barrier of the producer's own, the last one
-    of its ring.  The producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile
+    Few tiles have such rows: the tiles in which padding begins or a packed document ends.  The copy of such a tile does
+    not complete the barrier for which consumers wait: it arrives at a barrier of the producer's own, the last one of
+    its ring.  The producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile
     itself.  Consumers wait where they always wait.
 
     A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
@@ -24,9 +24,7 @@ from .operations import as_words, here, role_barrier
 
 @gluon.jit
 def numbers(COUNT: gl.constexpr):
-    """Returns 0 .. COUNT - 1, int32, in the layout in which the producer's single warp holds vectors about a tile's
-    rows.
-    """
+    """Returns 0 .. COUNT - 1, int32, in the producer warp's layout for vectors with one element per row of a tile."""
     return gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [1], [0]))
 
 

@@ -6,8 +6,8 @@ replaces it in calls without dropout.
 Note [Signs of probabilities]
     A step needs to know twice what was dropped: where it rounds P, and, a matmul later, where it computes dS.  Until
     then 32 flags per thread would take registers that are not available.  A probability is not negative, so its sign
-    says it: P is negative where it was dropped.  Rounding with a floor of zero, one instruction like rounding without,
-    makes of that the left operand of dV.
+    says it: P is negative where it was dropped.  Rounding with a floor of zero, which is one instruction as rounding
+    alone is, turns signed P into the left operand of dV.
 
 dV is multiplied by the factor of kept probabilities when a tile schedule is over, and dP where delta is subtracted from
 it.
@@ -26,7 +26,7 @@ ROUNDS = gl.constexpr(definition.ROUNDS)
 
 @aggregate
 class NoDropout:
-    """The stand-in for `DropoutSigns` in calls without dropout; its methods do what remains without dropout."""
+    """The stand-in for `DropoutSigns` in calls without dropout; its methods compute the same, but drop nothing."""
 
     GIVEN: gl.constexpr = False
 

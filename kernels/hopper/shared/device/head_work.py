@@ -42,16 +42,18 @@ class HeadWork:
 
     @gluon.jit
     def first_row(self):
-        """Returns the index of the first query that sees a key under the band, which is row 0 of the descriptors of Q
-        and dO.
+        """Returns the index of the first query that sees any key under the band.
+
+        The TMA descriptors of Q and dO begin there: this query is their row 0.
         """
         first, _end = self.SEEN_ROWS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first
 
     @gluon.jit
     def first_key(self):
-        """Returns the index of the first key that a query sees under the band, which is row 0 of the descriptors of K
-        and V.
+        """Returns the index of the first key that any query sees under the band.
+
+        The TMA descriptors of K and V begin there: this key is their row 0.
         """
         first, _end = self.SEEN_KEYS(self.facts(), self.BLOCK_Q, self.BLOCK_KV)
         return first

@@ -107,8 +107,7 @@ def begin_drops(drops):
 
 @gluon.jit
 def share_ds(shared, ds, LEAVING: gl.constexpr = False):
-    """Stores dS to shared memory, where the matmuls of all warps read it, once all have read that of the previous
-    iteration.
+    """Stores dS to shared memory for the matmuls of all warps, once all have read the dS of the previous iteration.
 
     LEAVING: results of the previous tile schedule may still be copied out of the dq ring; this function then waits for
     it.
@@ -220,8 +219,9 @@ def overlapped_step(shared, mask, drops, score, it, after, s, dk, dv, zero, WARP
         dQ, dK                              dq tile to its buffer
         S of the step after
 
-    That is the next one, or this one again if it is the last, which computes an S that nobody needs.  There is room for
-    the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q after that.
+    `after` is the next step, or `it` again if `it` is the last one; the last S is then computed for nothing.  There is
+    room for the tiles of another step when dK is done; `step_signals` says why an S that nobody needs may read its Q
+    after that.
     """
     stage = wait_for_do(shared, it)
     packed_tile = mask.read_packed_tile(stage)
@@ -255,7 +255,7 @@ def halved_step(
     """Computes step `it` of the backward, one half of the q tile after the other; returns (next S, dk, dk_tail, dv).
 
     k, v: in registers or shared memory.  With AHEAD the step begins with s0, the S of its first half, and ends with
-    that of step `after`: the next one, or this one again if it is the last.  A tail leaves no registers for matmuls
+    that of step `after`: the next step, or `it` again if `it` is the last one.  A tail leaves no registers for matmuls
     that run on, or for values that are read ahead: there every half ends with a wait, and delta is read when it is
     used.
     """
