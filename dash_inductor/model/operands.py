@@ -12,7 +12,7 @@ from .relations import Axis
 
 
 class Part(Protocol):
-    """The value of an attribute of `Call` for an optional operand, such as the bias or the dropout.
+    """The value of an attribute of `AttentionSpec` for an optional operand, such as the bias or the dropout.
 
     It refers to a tensor, and may have parameters of its own, such as the probability of dropout.
 
@@ -67,7 +67,7 @@ class OperandKind:
     """A row of `OPERANDS`: the properties of one optional operand of calls.
 
     Attributes:
-        name: the attribute of `Call`, and the word in texts of calls and in names of kernels.
+        name: the attribute of `AttentionSpec`, and the word in texts of calls and in names of kernels.
         part: the class of the attribute's value.
         side: which kernels read the tensor.
         dtype: the dtype of the tensor; "float" stands for any float.
@@ -99,7 +99,7 @@ _KINDS = (
 )
 
 OPERANDS = {kind.name: kind for kind in _KINDS}
-"""The optional operands by name, in the order in which a call numbers them; `Call` documents their meaning."""
+"""The optional operands by name, in the order in which a call numbers them; `AttentionSpec` documents their meaning."""
 
 ADDED = tuple(name for name, kind in OPERANDS.items() if kind.changes == "scores")
 """The names of the operands that are added to scores."""

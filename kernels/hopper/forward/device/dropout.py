@@ -1,8 +1,8 @@
 """Dropout: decides which probabilities of a step are kept, by random bits that depend only on seed and position.
 
-Note [Random bits of dropout] in `kernels/reference/dropout.py` defines the bits.  One Philox block gives 16 bits to each score of
-two rows and four columns that the same thread holds, so that every thread computes the bits of its own elements only.
-The 16-bit halves of a word are in the order of P after it has been rounded and packed in pairs.
+Note [Random bits of dropout] in `kernels/reference/dropout.py` defines the bits.  One Philox block gives 16 bits to
+each score of two rows and four columns that the same thread holds, so that every thread computes the bits of its own
+elements only.  The 16-bit halves of a word are in the order of P after it has been rounded and packed in pairs.
 """
 
 from triton.experimental import gluon
@@ -23,8 +23,8 @@ FIRST_WEYL, SECOND_WEYL = gl.constexpr(0x9E3779B9), gl.constexpr(0xBB67AE85)
 class DropoutBits:
     """Draws the random bits of dropout and zeroes dropped probabilities, a fraction ``threshold / 2**16`` of all.
 
-    See Note [Comparing random bits] in `kernels/reference/dropout.py`.  arguments: the group `arguments.DROPOUT`, None without
-    dropout; GIVEN: whether there is dropout.
+    See Note [Comparing random bits] in `kernels/reference/dropout.py`.  arguments: the group `arguments.DROPOUT`, None
+    without dropout; GIVEN: whether there is dropout.
     """
 
     arguments: group

@@ -1,7 +1,7 @@
 """Dropout in the consumers of the backward: the sign of P says which probabilities are dropped.
 
-`DropoutSigns` draws the bits that Note [Random bits of dropout] in `reference_dropout` defines, and `NoDropout`
-replaces it in calls without dropout.
+`DropoutSigns` draws the bits that Note [Random bits of dropout] in `kernels/reference/dropout.py` defines, and
+`NoDropout` replaces it in calls without dropout.
 
 Note [Signs of probabilities]
     A step needs to know twice what was dropped: where it rounds P, and, a matmul later, where it computes dS.  Until
