@@ -78,7 +78,7 @@ class Shape:
         return self.length - 1 if self.mask.lo is None else i - self.mask.lo
 
     @property
-    def call(self) -> AttentionSpec:
+    def spec(self) -> AttentionSpec:
         return AttentionSpec(Mask(self.mask), self.scale, softcap=self.softcap)
 
     def site(self) -> Site:

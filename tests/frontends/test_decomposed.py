@@ -285,7 +285,7 @@ def test_dropout() -> None:
         torch.manual_seed(3)
         assert torch.equal(run(q, k, v), out)
         (dv,) = torch.autograd.grad(out, v, torch.eye(LENGTH).expand_as(out))
-    assert "dropout=0.25" in str(only_record().site and only_record().site.call)  # type: ignore[union-attr]
+    assert "dropout=0.25" in str(only_record().site and only_record().site.spec)  # type: ignore[union-attr]
     weights = (q @ k.mT * 0.2 + causal(q)).softmax(-1)
     there = out != 0
     assert 0.7 < there[weights > 0].float().mean() < 0.8

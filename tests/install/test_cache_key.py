@@ -143,12 +143,12 @@ def test_entry_covers_settings() -> None:
 
 def test_digest_covers_every_source_under_its_installed_name(copied_package: Path) -> None:
     names = sorted(cache_key._sources())
-    assert {"config.py", "lowering/__init__.py", "kernels/__init__.py", "model/call.py"} <= set(names)
+    assert {"config.py", "lowering/__init__.py", "kernels/__init__.py", "model/attention_spec.py"} <= set(names)
     program = (
         "from dash_inductor.install import cache_key as k; print(sorted(k._sources()), k.sources_digest(), sep='\\n')"
     )
     found, before = run_python(program, path=copied_package).stdout.splitlines()
     assert found == str(names)
-    file = copied_package / "dash_inductor/model/call.py"
+    file = copied_package / "dash_inductor/model/attention_spec.py"
     file.write_text(file.read_text() + "\n")
     assert run_python(program, path=copied_package).stdout.splitlines()[1] != before

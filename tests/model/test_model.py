@@ -248,7 +248,7 @@ def test_few_sources_know_what_a_modifier_means() -> None:
         assert {
             path for path in found if not path.startswith(("dash_inductor/frontends/", "dash_inductor/eager/"))
         } == {
-            "dash_inductor/model/call.py",
+            "dash_inductor/model/attention_spec.py",
             "kernels/common/score.py",
             "kernels/common/device/score.py",
             "kernels/common/device/score_gluon.py",

@@ -170,7 +170,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         call()

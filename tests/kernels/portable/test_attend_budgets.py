@@ -269,7 +269,7 @@ REFUSED: list[tuple[Callable[[], Tiles], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_has_no_tiles(call: Callable[[], Tiles], message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         call()
