@@ -314,6 +314,37 @@ def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> 
     assert names(two.detect(2.0)) == [("foreign", "suspect", (0, 1))]
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_setting_that_changes_later_is_compared_when_all_ranks_may_have_changed_it(
+    world: int, all_of_them: bool
+) -> None:
+    detector = Foreign(job := Job(world))
+    for rank in range(world):
+        detector.take(Message("facts", rank, 1, facts(rank)), 1.0)
+    assert detector.detect(1.0) == []
+    for rank in range(world):
+        if rank == 1 or all_of_them:
+            detector.take(Message("facts", rank, 7, facts(rank, NCCL_ALGO="Tree")), 2.0 + rank)
+            assert detector.detect(2.0 + rank) == []
+    assert list(job.explanations) == ([] if all_of_them else [0, 1] if world == 2 else [1])
+    found = [*detector.detect(3.0), *detector.detect(12.0), *detector.detect(20.0)]
+    assert [finding.ranks for finding in found] == ([] if all_of_them else [(0, 1) if world == 2 else (1,)])
+    assert all(finding.step == 7 for finding in found if world > 2)
+
+
+def test_what_the_program_does_on_a_rank_explains_what_the_rank_computes() -> None:
+    detector = Foreign(job := Job(4))
+    common: dict[str, Any] = {"ranks": (2,), "cause": "program", "step": 3}
+    detector.observe(Finding("bits", "suspect", "x", stage="optimizer setting", tensor="AdamW.0 lr", **common), 0.0)
+    detector.observe(Finding("data", "suspect", "x", **common), 0.0)
+    detector.observe(Finding("desync", "suspect", "x", tensor="parameter w", **common), 0.0)
+    detector.observe(Finding("desync", "suspect", "x", collective="8 of group 0", **common), 0.0)
+    detector.observe(Finding("data", "suspect", "x", **common | {"ranks": (0, 1, 2, 3)}), 0.0)
+    detector.observe(Finding("bits", "suspect", "x", **common | {"cause": "unknown", "ranks": (1,)}), 0.0)
+    assert {rank: len(phrases) for rank, phrases in job.explanations.items()} == {2: 3}
+
+
 def test_other_kernels_are_compared_among_ranks_of_one_stage() -> None:
     for shapes, named in (("ssss", [(3,)]), ("ssst", [])):
         detector = Foreign(Job(4))

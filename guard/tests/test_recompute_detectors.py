@@ -77,6 +77,36 @@ def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, w
     assert not job.orders
 
 
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("operator", [[EQUAL, BAD], [None, None]], ids=["seen", "not seen"])
+@pytest.mark.parametrize("phrase", ["", "its settings.mkldnn differs", "its AdamW.0 lr differs"])
+def test_a_machine_is_accused_only_where_the_operator_was_seen_and_nothing_else_explains_it(
+    world: int, operator: list[list[str] | None], phrase: str
+) -> None:
+    job = Job(world)
+    if phrase:
+        job.explain(1, phrase)
+    bodies = [report("g", operator=operator[0])] * world
+    bodies[1] = report("x", operator=operator[1])
+    (found,) = detected(bodies, job)
+    machine = operator[0] is not None and not phrase
+    assert found.cause == ("machine" if machine else "unknown")
+    assert (found.severity == "confirmed") == (machine and world > 2)
+    assert "machine" not in found.advice or machine
+    assert phrase in found.sentence
+    if world > 2 and not machine:
+        assert "defect" not in found.sentence
+        assert "the program or the machine may do it" in found.sentence or phrase
+
+    diagnosis = Diagnosis(job, raises=True)
+    for fact in (suspect("bits", 1), found):
+        diagnosis.observe(fact, 0.0)
+    confirmed = diagnosis.detect(0.0)
+    if phrase:
+        assert confirmed == []
+    assert all(each.cause == ("machine" if machine else "unknown") for each in confirmed)
+
+
 def test_equal_ranks_are_healthy() -> None:
     healthy = {"purpose": "scheduled", "of": 0, "work": "", "count": 9, "repeats": True}
     assert detected([healthy] * 4) == []
@@ -150,6 +180,17 @@ def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None
     if at is not None:
         assert (found.stage, found.tensor) == ("gradient of activation", "down")
         assert "it repeats: a defect of this machine" in found.sentence
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_contradiction_in_compiled_code_accuses_no_machine(compiled: bool) -> None:
+    healthy = {"purpose": "scheduled", "of": 0, "count": 9, "repeats": True, **({"compiled": True} if compiled else {})}
+    bodies = [{**healthy, "work": f"{rank} of 2"} for rank in range(2)]
+    bodies[1]["contradicts"] = ["activation", "up", "7"]
+    (alone,) = detected(bodies)
+    (peers,) = detected([report("a"), report("b", contradicts=bodies[1]["contradicts"], **healthy | {"work": ""})])
+    for found in (alone, peers):
+        assert (found.ranks, found.cause) == ((1,), "unknown" if compiled else "machine")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +286,13 @@ def test_same_rank_recomputes(third: str, words: str) -> None:
         "up",
     )
     assert words in found.sentence
+    assert found.cause == "machine"
+    detector.job.explain(2, "its settings.mkldnn differs")
+    for step, more in ((10, {}), (11, {"compiled": True})):
+        detector.take(Message("same_rank_recompute", 2, step, {**body, **more}), 0.0)
+        (explained,) = detector.detect(0.0)
+        assert explained.cause == "unknown"
+        detector.job.explanations.clear()
     for rank in range(4):
         detector.take(Message("same_rank_recompute", rank, 10, {**body, "off": "differs on most ranks"}), 0.0)
     (found,) = detector.detect(0.0)
@@ -283,7 +331,7 @@ OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("at_rest", 1,
     [
         ([suspect("bits", 1, groups=((0, 2, 3), (1,)))], None),
         ([suspect("bits", 1), suspect("bits", 1, 10)], None),
-        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 20)], 1),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 20, cause="machine")], 1),
         ([suspect("bits", 1), suspect("cross_rank_recompute", 2, 20)], None),
         ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 500)], None),
         ([suspect("at_rest", 2), suspect("collective", 2)], 2),

@@ -247,6 +247,8 @@ class CrossRankRecompute(Check):
             self._unseen(self._off)
             return
         body: dict[str, Any] = {"purpose": purpose, "of": of, "work": work, "count": len(kept), "repeats": repeats}
+        if any(is_compiled(root) for root in self._models(batch)):
+            body["compiled"] = True  # its operators are not seen
         peers = classes({rank: str(row[0]) for rank, row in enumerate(works)})
         alone = len(peers) == len(works) > 1
         differ = any(len({works[rank][1] for rank in ranks}) > 1 for ranks in peers)
@@ -305,7 +307,7 @@ class CrossRankRecompute(Check):
         around = fit_for_graphs()
         failed = ""
         try:
-            roots = [root for root, _ in self._roots.values()] if batch is None else [batch.root]
+            roots = self._models(batch)
             in_graphs = any(map(is_compiled, roots))
             with ExitStack() as stack:
                 if not in_graphs:
@@ -326,6 +328,10 @@ class CrossRankRecompute(Check):
         failed = failed or execution.failed
         roots_ = f"{execution.roots} " if self._function is not None else ""
         return digests, roots_ + execution.work(), failed
+
+    def _models(self, batch: MicroBatch | None) -> list[nn.Module]:
+        """The outermost modules of a micro-batch, or, without one, of the program."""
+        return [root for root, _ in self._roots.values()] if batch is None else [batch.root]
 
     def _compared(self, first: list[Digest], second: list[Digest], peers: list[list[int]]) -> dict[str, Any]:
         """The digests of both runs, from the first one in which ranks differ."""

@@ -18,7 +18,7 @@ from dash_inductor.errors import described
 from dash_inductor.observers import active, phases
 from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names
-from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, not_compiled
+from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, is_compiled, not_compiled
 
 from ..recompute.execution import Digest, Execution
 from ..recompute.kept import Kept
@@ -155,6 +155,7 @@ class SameRankRecompute(Check):
                 if found and found["call"] == number + 1:
                     found["third"] = _value(digests, found["place"])
         shares = any(call.execution.work() for call in calls)
+        graphs = {"compiled": True} if any(is_compiled(call.root) for call in calls) else {}
         where = [found["call"], found["place"]] if found else [0, 0]
         rows = group.gather([bool(found), bool(failed), shares, *where])
         self._calls.clear()
@@ -172,7 +173,7 @@ class SameRankRecompute(Check):
             found = {}  # ranks that split modules pass on a wrong value that came before
         if found or self._off:
             alike = sum(bool(row[0]) and row[3:] == where for row in rows)
-            self.send(step, calls=len(calls), off=self._off, alike=alike, **found)
+            self.send(step, calls=len(calls), off=self._off, alike=alike, **graphs, **found)
 
     def _again(self, call: _Call, failed: str) -> tuple[list[Digest], str]:
         execution = Execution(self._names)

@@ -7,6 +7,9 @@
 | other wrong bits                   | an unstable machine |
 
 If ranks differ everywhere, or most of them do not repeat their own bits, the program is not deterministic.
+
+A machine is accused only if an operator was seen to compute wrongly there, or the input of one to change, and if
+nothing else explains it (`Job.explanations`). Operators of compiled code are not seen.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from ..report.findings import Cause, Finding, Severity
 from ..shared.votes import classes, groups, minority
 from ..transport.messages import Message
 from .detector import Detector, Job
-from .wording import named, placed
+from .wording import explained, named, placed
 from .wording import ranks as listed_ranks
 
 Asked = Literal["equal", "changed", "different", "unknown"]
@@ -35,6 +38,7 @@ DOCTOR = (
     "From now on, no recompute accuses a machine. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
+COMPARE = "Look for what the program, its environment or its compiled code does on this rank only."
 _CONTRADICTS = "its results contradict each other, which those of no other rank do"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
@@ -189,6 +193,9 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         common["evidence"]["contradicts itself"] = True
     asked = _asked(reported, accused or contradicts, differing)
     common["operator"] = _operator(reported, accused or contradicts or tuple(reported))
+    why = explained(accused or contradicts or tuple(rank for of in common["groups"] for rank in of), job)
+    if why:
+        common["evidence"]["explained by"] = why
     common["evidence"]["inputs of the operator"] = asked
     could_vote = any(sum(map(len, of)) > 2 for of in differing)
     if preflight and not unsteady and could_vote and (not accused or asked == "different"):
@@ -198,20 +205,24 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
         sentence = (
             f"{' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
-            f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
+            f"{named(phase, tensor)} on the same micro-batch; no majority says which is right{why and '; '}{why}"
         )
-        return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+        cause = _cause(asked, why)
+        return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause), suspects, cause=cause, **common)
     # Three runs are three votes: the run, its repetition, and the operators of a third run.
     given_equal = asked != "different"
-    if contradicts:
+    if contradicts and (asked != "unknown" or _in_eager_code(reported, contradicts)):
         asked = "equal"  # other inputs on other ranks do not matter for a contradiction
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
     sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
-    sentence += "; ".join(filter(None, (_agreement(reported, differing, contradicts), _meaning(repeated, asked))))
-    severity: Severity = "confirmed" if repeated != "right" and differing and given_equal else "suspect"
-    return Finding("cross_rank_recompute", severity, sentence, MACHINE if asked != "different" else DOCTOR,
-                   accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
+    meaning = _meaning(repeated, asked, why)
+    sentence += "; ".join(filter(None, (_agreement(reported, differing, contradicts), meaning)))
+    cause = _cause(asked, why)
+    sure = repeated != "right" and differing and given_equal and cause == "machine"
+    severity: Severity = "confirmed" if sure else "suspect"
+    return Finding("cross_rank_recompute", severity, sentence, _advice(cause), accused or contradicts, cause=cause,
+                   **common)  # fmt: skip
 
 
 def _sentence(step: int, who: str, count: int, what: str) -> str:
@@ -226,9 +237,13 @@ def _agreement(
     return f"{max(len(of[0]) for of in differing)} of {len(reported)} ranks agree with each other" if differing else ""
 
 
-def _meaning(repeated: str, asked: Asked) -> str:
+def _meaning(repeated: str, asked: Asked, why: str) -> str:
     if asked == "different":
         return "the program runs other operators on this rank, or gives them other inputs"
+    if why or asked == "unknown":
+        often = {"same": "it repeats", "other": "it computes something else each time", "right": "it did not repeat"}
+        unseen = "no operator that was seen differs, so that the program or the machine may do it"
+        return f"{often[repeated]}, and {why or unseen}"
     return {
         "same": "it repeats: a defect of this machine",
         "other": "it computes something else each time: this machine is unstable",
@@ -245,8 +260,16 @@ def _program(reason: str, operator: str, common: dict[str, Any]) -> Finding:
     )
 
 
-def _cause(asked: Asked) -> Cause:
-    return "unknown" if asked == "different" else "machine"
+def _cause(asked: Asked, why: str) -> Cause:
+    return "machine" if asked in ("equal", "changed") and not why else "unknown"
+
+
+def _advice(cause: Cause) -> str:
+    return MACHINE if cause == "machine" else COMPARE
+
+
+def _in_eager_code(reported: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> bool:
+    return not any(reported[rank].get("compiled") for rank in ranks)
 
 
 def _values(reported: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, str]:
@@ -326,13 +349,16 @@ def _without_peers(step: int, reported: Mapping[int, Mapping[str, Any]], job: Jo
         return None
     body = reported[accused[0]]
     phase, tensor, _ = body["contradicts"]
+    why = explained(accused, job)
+    cause = _cause("equal" if _in_eager_code(reported, accused) else "unknown", why)
     sentence = _sentence(step, placed(accused, job), 1, named(phase, tensor)) + _CONTRADICTS
+    sentence += f"; {_meaning('same', 'unknown', why)}" if cause == "unknown" else ""
     evidence = {
         "purpose": body["purpose"], "micro-batch of rank": body["of"], "ranks that reported": len(reported),
         "ranks": job.world, "contradicts itself": True,
     }  # fmt: skip
-    return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
-                   evidence=evidence)  # fmt: skip
+    return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause), accused, step, phase, tensor,
+                   cause=cause, evidence=evidence)  # fmt: skip
 
 
 def _operator(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:

@@ -32,6 +32,13 @@ def placed(numbers: Sequence[int], job: Job) -> str:
     return f"rank {numbers[0]} ({places})" if places else f"rank {numbers[0]}"
 
 
+def explained(numbers: Sequence[int], job: Job) -> str:
+    """What else than a machine may explain what these ranks compute, in words; "" if nothing is known."""
+    found = list(dict.fromkeys(phrase for rank in numbers for phrase in job.explanations.get(rank, ())))
+    more = f", and {len(found) - 2} more" if len(found) > 2 else ""
+    return " and ".join(found[:2]) + more
+
+
 def named(stage: str, name: str) -> str:
     """The stage and the name of a tensor as findings show them, such as ``gradient blocks.0.attn.q.weight``."""
     return f"{stage} {name}"
