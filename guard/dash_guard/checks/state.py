@@ -213,6 +213,24 @@ class State:
             if id(parameter) not in trained and self.names.knows(parameter)
         ]
 
+    def searched(self) -> tuple[list[tuple[str, Tensor]], set[int]]:
+        """The parameters of optimizers of which the program may keep copies, and the ids of what is no copy.
+
+        These are the tensors of models that have run and of optimizers, and the gradients.
+        """
+        entries = [entry for entries in self._entries.values() for entry in entries]
+        named = [
+            (entry.name, tensor)
+            for entry in entries
+            if entry.stage == phases.PARAMETER
+            and (tensor := entry.tensor()) is not None
+            and not isinstance(tensor, DTensor)
+        ]
+        tensors = [entry.tensor() for entry in entries]
+        tensors += [each for root in self._roots for each in (*root.parameters(), *root.buffers())]
+        tensors += [each.grad for each in tensors if each is not None and each.is_leaf]
+        return named, {id(each) for each in tensors if each is not None}
+
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
         """The lanes of the parameters and state of an optimizer that has just stepped; computed once for all checks."""
         key = self.rank.step, id(optimizer)

@@ -5,7 +5,7 @@
 | bits | replicas vote on what all of them must hold |
 | cross_rank_recompute | all ranks vote on one rank's micro-batch |
 | same_rank_recompute | a rank contradicts itself |
-| at_rest | memory has changed while nothing wrote to it |
+| at_rest | memory has changed, and no operator wrote it |
 | collective | the result of a collective does not match its inputs, or differs between ranks |
 | hang | other ranks wait for it |
 | dead, stopped | the state of its process |
@@ -46,7 +46,7 @@ _OF_BITS: dict[Kind, str] = {
     "bits": "it differs from its replicas",
     "cross_rank_recompute": "it computes another rank's micro-batch differently",
     "same_rank_recompute": "it contradicts itself",
-    "at_rest": "its memory changed while nothing wrote to it",
+    "at_rest": "its memory changed, and no operator wrote it",
     "collective": "a collective gave it a wrong result",
 }
 _OF_LIFE: dict[Kind, str] = {
@@ -195,9 +195,9 @@ def independent(a: Finding, b: Finding) -> bool:
 
 
 def _is_the_machine(findings: Iterable[Finding]) -> bool:
-    """Whether facts about a rank accuse its machine: one does, or none is about code that could not be seen."""
+    """Whether facts about a rank accuse its machine: one does, or none leaves it open whether the program did it."""
     causes = [(finding.kind, finding.cause) for finding in findings]
-    unseen = ("cross_rank_recompute", "unknown"), ("same_rank_recompute", "unknown")
+    unseen = [(kind, "unknown") for kind in ("cross_rank_recompute", "same_rank_recompute", "at_rest")]
     return any(cause == "machine" for _, cause in causes) or not any(each in causes for each in unseen)
 
 

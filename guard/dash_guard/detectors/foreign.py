@@ -141,9 +141,9 @@ class Foreign(Detector):
         for name, ranks in others.items():
             apart.setdefault(tuple(ranks), {})[name] = [facts[ranks[0]].get(name, "nothing"), common[name]]
         found = []
-        for ranks, names in apart.items():
-            if self._is_new(ranks, names):
-                found.append(self._finding(ranks, names, len(facts), prefix))
+        for odd, names in apart.items():
+            if self._is_new(odd, names):
+                found.append(self._finding(odd, names, len(facts), prefix))
         if undecided and self._is_new((), undecided):
             found.append(self._halves(undecided, sorted(facts), prefix))
         return found

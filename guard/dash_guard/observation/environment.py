@@ -129,16 +129,10 @@ def settings() -> dict[str, Any]:
         "cudnn_benchmark": cudnn.benchmark,
         "cudnn_deterministic": cudnn.deterministic,
         "mkldnn": torch.backends.mkldnn.enabled,
-        "attention": [
-            name
-            for name, enabled in (
-                ("flash", cuda.flash_sdp_enabled()),
-                ("memory-efficient", cuda.mem_efficient_sdp_enabled()),
-                ("math", cuda.math_sdp_enabled()),
-                ("cudnn", cuda.cudnn_sdp_enabled()),
-            )
-            if enabled
-        ],
+        "flash_attention": cuda.flash_sdp_enabled(),
+        "memory_efficient_attention": cuda.mem_efficient_sdp_enabled(),
+        "math_attention": cuda.math_sdp_enabled(),
+        "cudnn_attention": cuda.cudnn_sdp_enabled(),
         "flush_denormal": sys.float_info.min / 2 == 0.0,
         "default_dtype": str(torch.get_default_dtype()),
         "initial_seed": torch.initial_seed(),

@@ -7,6 +7,7 @@ rank 0 writes ``FOLDER/results.json``: by name, the findings and the coverage.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ from tests.support.distribution import ROOT
 from tests.support.forked import ranks
 from tests.support.processes import run_together
 
-from .planted import Meeting
+from .planted import Meeting, flip
 
 WIDTH = 64
 STEPS = 9
@@ -125,12 +126,100 @@ def flagged(flag: str, job: Job, late: bool = False, compiled: bool = False) -> 
     job.train(DistributedDataParallel(model), between)
 
 
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def averaged(average: dict[str, Tensor], model: nn.Module) -> None:
+    """Average the weights of a model as programs do that keep the average themselves."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            average[name].mul_(0.9).add_(parameter, alpha=0.1)
+
+
+def by_data(parameter: nn.Parameter, value: Tensor) -> None:
+    parameter.data.copy_(value)
+
+
+def by_numpy(parameter: nn.Parameter, value: Tensor) -> None:
+    parameter.detach().numpy()[...] = value.numpy()
+
+
+def by_version(parameter: nn.Parameter, value: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+def by_pointer(parameter: nn.Parameter, value: Tensor) -> None:
+    parameter.data = value
+
+
+WRITES = {"data": by_data, "numpy": by_numpy, "version": by_version, "pointer": by_pointer}
+
+
+def evaluating(write: str, job: Job) -> None:
+    """Rank 0 evaluates averaged weights, which it exchanges for the trained ones and puts back."""
+    model = DistributedDataParallel(network())
+    inner = model.module
+    average = values(inner)
+
+    def between(step: int) -> None:
+        averaged(average, inner)
+        if job.number == 0 and step % 3 == 0:
+            trained = {n: p.data if write == "pointer" else p.detach().clone() for n, p in inner.named_parameters()}
+            for name, parameter in inner.named_parameters():
+                WRITES[write](parameter, average[name])
+            with torch.no_grad():
+                inner(job.batch(step, 1))
+            for name, parameter in inner.named_parameters():
+                WRITES[write](parameter, trained[name])
+
+    job.train(model, between)
+
+
+def clamped(what: str, every: int, job: Job) -> None:
+    """The program cuts weights or gradients on one rank, past their versions."""
+    model = DistributedDataParallel(network())
+    weight = model.module[0].weight
+
+    def cut(of: str, step: int) -> None:
+        if job.odd and of == what and step >= 4 and step % every == 0:
+            (weight.grad if of == "gradients" else weight).data.clamp_(-1e-3, 1e-3)
+
+    job.train(model, functools.partial(cut, "weights"), functools.partial(cut, "gradients"))
+
+
+def averaging(job: Job, only: int | None = None, flips: int = 0) -> None:
+    """The program keeps averaged weights itself, on all ranks or on one; a bit of one flips in step `flips`."""
+    model = DistributedDataParallel(network())
+    average = values(model.module) if only in (None, job.number) else {}
+
+    def between(step: int) -> None:
+        if average:
+            averaged(average, model.module)
+        if step == flips and job.odd:
+            flip(average["0.weight"], 77, 20)
+
+    job.train(model, between, steps=12)
+
+
 PROGRAMS: dict[str, Callable[[Job], None]] = {
     **{f"flag {flag}": functools.partial(flagged, flag) for flag in FLAGS},
     "flag mkldnn late": functools.partial(flagged, "mkldnn", late=True),
     "flag precision late": functools.partial(flagged, "precision", late=True),
     "flag mkldnn compiled": functools.partial(flagged, "mkldnn", compiled=True),
+    **{f"evaluation {write}": functools.partial(evaluating, write) for write in WRITES},
+    **{
+        f"clamped {what} in every {every}": functools.partial(clamped, what, every)
+        for what in ("weights", "gradients")
+        for every in (1, 5)
+    },
+    "averages": averaging,
+    "averages on one rank": functools.partial(averaging, only=2),
 }
+
+FAULTS: dict[str, Callable[[Job], None]] = {"flipped average": functools.partial(averaging, flips=9)}
+"""Programs of the same kinds with a bit that flips on rank `ODD`."""
 
 
 def run(names: Sequence[str], folder: Path, world: int = 3, seconds: float = 300) -> dict[str, Any]:
@@ -175,7 +264,8 @@ def work(folder: Path, world: int, names: Sequence[str], number: int) -> None:
     assert group is not None
     results = {}
     for name in names:
-        results[name] = guarded(PROGRAMS[name], number, world, group)
+        gc.collect()  # what another program has left
+        results[name] = guarded((PROGRAMS | FAULTS)[name], number, world, group)
         dist.barrier()
     if number == 0:
         (folder / "results.json").write_text(json.dumps(results))
