@@ -14,7 +14,7 @@ from dash_guard.detectors.data import STEPS, SameData
 from dash_guard.detectors.detector import Detector, Job
 from dash_guard.detectors.foreign import Foreign
 from dash_guard.detectors.liveness import Liveness
-from dash_guard.detectors.roster import START
+from dash_guard.detectors.roster import SPINS, START
 from dash_guard.detectors.slow import LAST, OF, Slow, lateness
 from dash_guard.monitor.clock import Clock
 from dash_guard.process import flight
@@ -48,16 +48,28 @@ class Stage:
         self.send(Message("heartbeat", rank, step, {"groups": full, **words}))
 
     def pass_time(
-        self, seconds: float, heartbeats: Iterable[tuple[int, int, dict[str, Open]]] = (), **body: Any
+        self,
+        seconds: float,
+        heartbeats: Iterable[tuple[int, int, dict[str, Open]]] = (),
+        work: dict[int, str] | None = None,
+        **body: Any,
     ) -> None:
-        """Ranks send a heartbeat once a second, always the same, and the detector runs twice."""
+        """Ranks send a heartbeat once a second, always the same, and the detector runs twice.
+
+        Args:
+            seconds: that pass.
+            heartbeats: rank, step and groups of each.
+            work: what ranks do meanwhile, by rank.
+            body: other fields of all heartbeats.
+        """
         heartbeats = list(heartbeats)
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
             if self.now % 1 == 0:
                 for rank, step, groups in heartbeats:
-                    self.heartbeat(rank, step, groups, **body)
+                    does = {"work": (work or {}).get(rank, ""), "busy": f"evaluate (train.py:9{rank})"}
+                    self.heartbeat(rank, step, groups, **does | body)
             self.found += self.detector.detect(self.now)
 
     def process(self, rank: int, state: str, status: int | None = None) -> None:
@@ -107,6 +119,36 @@ def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
     assert from_json(finding.to_json().encode()) == finding
     stage.pass_time(60, waiting(bad))
     assert names(stage.found)[1:] == [("hang", "confirmed", (bad,))]
+
+
+@pytest.mark.parametrize("work", ["stack", "modules", "input and output", "computation", "disk"])
+def test_a_rank_that_works_alone_is_busy_and_a_suspect_only_when_it_does_nothing(work: str) -> None:
+    """Others wait for rank 1, which evaluates, and then hangs."""
+    stage = Stage()
+    stage.pass_time(100, waiting(1), {1: work})
+    assert names(stage.found) == [("hang", "note", (1,))]
+    assert stage.found[0].sentence.startswith("rank 1 is busy in evaluate (train.py:91), for ")
+    assert "3 ranks wait in all_reduce 8 of group 0" in stage.found[0].sentence
+    assert stage.found[0].cause == "program"
+    stage.pass_time(8, waiting(1))
+    assert names(stage.found)[1:] == [("hang", "suspect", (1,))]
+    stage.pass_time(40, waiting(1))
+    assert len(stage.found) == 2
+    stage.pass_time(20, waiting(1))
+    assert names(stage.found)[2:] == [("hang", "confirmed", (1,))]
+
+
+@pytest.mark.parametrize(("work", "ever"), [("computation", True), ("disk", True), ("stack", False)])
+def test_what_may_be_a_loop_without_end_is_a_suspect_in_the_end(work: str, ever: bool) -> None:
+    stage = Stage()
+    stage.pass_time(SPINS + 10, waiting(1), {1: work})
+    assert names(stage.found) == [("hang", "note", (1,)), *([("hang", "suspect", (1,))] if ever else [])]
+
+
+def test_of_several_awaited_ranks_those_that_work_are_innocent() -> None:
+    stage = Stage()
+    stage.pass_time(8, [(rank, 9, {"0": (8, 7) if rank > 1 else (7, 7)}) for rank in range(WORLD)], {0: "modules"})
+    assert names(stage.found) == [("hang", "suspect", (1,))]
 
 
 def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:

@@ -2,7 +2,7 @@
 
 It uses heartbeats, shutdown notices and the states of processes. A rank that waits in a collective is innocent. So the
 detector follows the waiting ranks, from group to group, to the ranks that they wait for, until it arrives at ranks that
-wait for nobody.
+wait for nobody. If such a rank works, as in an evaluation or a checkpoint of its own, it is busy, and no suspect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from ..shared.processes import DISK, ENDED, STOPPED, words
 from ..transport.messages import Message
 from . import wording
 from .detector import Detector, Job
-from .roster import KINDS, Place, Roster, State, Waits
+from .roster import KINDS, SILENT, Place, Roster, State, Waits
 
-SILENT = 3 * PERIOD
-"""Seconds without a heartbeat after which a rank counts as silent."""
 CERTAIN = 60.0
-"""Seconds after which a hang is confirmed; a rank that reads slowly or works alone may come back earlier."""
+"""Seconds without any work after which a hang is confirmed; a rank that reads slowly may come back earlier."""
 PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
 """Seconds that a known phase may take; any other phase that the program names may take as long as a checkpoint."""
 
@@ -224,8 +222,13 @@ class Liveness(Detector):
         members = set(self._roster.sets[place.members])
         accused = [rank for rank in culprits if rank in members and self._entered(rank, place.group) < place.number]
         accused = accused or culprits
+        busy = [rank for rank in accused if rank in states and states[rank].works(now)]
+        if len(busy) == len(accused):
+            return self._busy(accused, place, waiting, now)
+        accused = [rank for rank in accused if rank not in busy]
         first = states.get(accused[0])
-        since = now - (first.changed if first is not None else min(states[rank].changed for rank in waiting))
+        moved = max(first.changed, first.worked) if first is not None else min(states[r].changed for r in waiting)
+        since = now - moved
         phases = {states[rank].phase for rank in accused if rank in states} - {""}
         phase = sorted(phases)[0] if phases else ""
         is_phase = bool(phase) and since < PATIENCE.get(phase, PATIENCE["checkpoint"])
@@ -254,6 +257,28 @@ class Liveness(Detector):
                 collective=where,
                 cause="program" if first is not None and first.left else "unknown",
                 evidence={**facts, "waits": self._graph(edges, place), "pid": first.pid if first is not None else 0},
+                latency_s=round(since, 2),
+            )
+        ]
+
+    def _busy(self, ranks: list[int], place: Place, waiting: list[int], now: float) -> list[Finding]:
+        """A note about ranks that work while others wait for them."""
+        if not self._is_new(("busy", tuple(ranks), place)):
+            return []
+        first, where = self._roster.states[ranks[0]], place.words(self._operation(place, waiting))
+        since = now - first.changed
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return [
+            Finding(
+                "hang",
+                "note",
+                f"{wording.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} busy in {first.busy or first.frame}, for "
+                f"{since:.0f} s; {wording.count(waiting, 'rank')} {verb} in {where}",
+                ranks=tuple(ranks),
+                step=max(self._roster.states[rank].step for rank in waiting) or None,
+                collective=where,
+                cause="program",
+                evidence={"frame": first.frame, "pid": first.pid},
                 latency_s=round(since, 2),
             )
         ]

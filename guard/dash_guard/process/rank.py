@@ -23,6 +23,7 @@ from ..transport.messages import Message
 from ..upstream.parallel import has_uneven_inputs
 from .group import NOT_ALL, Group
 from .lonely import Lonely
+from .work import Work
 
 log = logging.getLogger("dash_guard")
 
@@ -40,6 +41,7 @@ class Rank(Observer):
 
     Attributes:
         checks: the checks, in the order in which they get events.
+        work: looks at the thread that trains.
     """
 
     def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:
@@ -53,6 +55,7 @@ class Rank(Observer):
         self._absent: list[str] = []  # checks that wait until all ranks have met
         self._first = 0  # the step from which they waited
         self._lonely, self._depth = Lonely(self.group), 0
+        self.work = Work()
 
     @property
     def step(self) -> int:
@@ -105,6 +108,7 @@ class Rank(Observer):
         if self._depth == 0 and torch.is_grad_enabled():
             self._lonely.forward_begins()
         self._depth += 1
+        self.work.trains()
         self._lonely.event()
         self._show(lambda check: check.module_begins(module))
 

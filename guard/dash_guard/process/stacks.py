@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from ..upstream.frames import PHASES
+from ..upstream.frames import MODULE_CALLS, PHASES
 
 _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -28,10 +28,31 @@ def place() -> str:
     own = next((number for number, frame in enumerate(frames) if not _is_library(frame)), len(frames) - 1)
     if not frames:
         return ""
-    text = _named(frames[own])
+    text = named(frames[own])
     if own:
         text = f"{_name(frames[own - 1])}, called by {text}"
     return text[:_LENGTH]
+
+
+def program_frames(thread: int) -> list[FrameType]:
+    """The frames of a thread in the program's own code, the outermost first; all frames if there are none of these.
+
+    Args:
+        thread: the identifier of the thread (`threading.get_ident`).
+    """
+    frames = list(_frames(sys._current_frames().get(thread)))[::-1]
+    return [frame for frame in frames if not _is_library(frame)] or frames
+
+
+def outside_of_modules(frames: list[FrameType]) -> list[FrameType]:
+    """The frames, the outermost first, up to the first forward of a module, or all of them if it is the first one."""
+    first = next((number for number, frame in enumerate(frames) if _is_forward(frame)), len(frames))
+    return frames[:first] or frames
+
+
+def _is_forward(frame: FrameType) -> bool:
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.endswith(MODULE_CALLS)
 
 
 def phase() -> str:
@@ -60,5 +81,6 @@ def _name(frame: FrameType) -> str:
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
 
 
-def _named(frame: FrameType) -> str:
+def named(frame: FrameType) -> str:
+    """The function and the line of a frame: ``evaluate (train.py:91)``."""
     return f"{_name(frame)} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MODULE_CALLS = "torch/nn/modules/module.py"
+"""The end of the name of the file whose functions call the forwards of modules."""
+
 PHASES = {
     "torch/_dynamo/convert_frame.py": "compile",
     "torch/_inductor/compile_fx.py": "compile",
