@@ -163,7 +163,7 @@ def test_gradients_that_the_program_writes_are_not_compared() -> None:
 
 
 def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
-    """The second backward adds to the gradients of the first one; to the guard each forward begins a step here."""
+    """The second backward adds to the gradients of the first one; a step ends after both optimizers."""
     model = network()
     by = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
     local, job = Local(), Job(1)
@@ -185,7 +185,7 @@ def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
             monitor.turn(float(step))
     finally:
         rank.close()
-    assert [(f.step, f.tensor) for f in monitor.findings] == [(5, "gradient 0.weight"), (10, "gradient 2.weight")]
+    assert [(f.step, f.tensor) for f in monitor.findings] == [(3, "gradient 0.weight"), (5, "gradient 2.weight")]
 
 
 def test_steps_that_a_scaler_skips() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .support.innocent import FAULTS, FLAGS, ODD, PROGRAMS, run
+from .support.innocent import FAULTS, FLAGS, ODD, PROGRAMS, UNREPEATABLE, run
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +63,31 @@ def test_a_bit_of_weights_that_the_program_averages_itself_is_found(results: dic
     (found,) = results["flipped average"]["findings"]
     assert (found["kind"], found["ranks"], found["step"]) == ("bits", [ODD], 8), found
     assert "of 0.weight that the program keeps" in found["tensor"]
+
+
+@pytest.mark.parametrize("name", ["adversarial", "adversarial 3:1"])
+def test_optimizers_that_take_turns_cause_no_finding(results: dict[str, Any], name: str) -> None:
+    assert not results[name]["findings"], told(results[name])
+    assert results[name]["coverage"]["cross_rank_recompute"]["counts"]["calls"] > 6
+
+
+@pytest.mark.parametrize("which", ["generator", "discriminator"])
+def test_a_layer_of_one_of_two_models_that_computes_wrongly_is_named(results: dict[str, Any], which: str) -> None:
+    found = [f for f in results[f"broken {which}"]["findings"] if f["kind"] == "cross_rank_recompute"]
+    assert {tuple(f["ranks"]) for f in found} == {(ODD,)}, told(results[f"broken {which}"])
+    assert found[0]["severity"] == "confirmed"
+    assert 4 <= found[0]["step"] <= 6
+
+
+def test_a_pipeline_is_told_that_nothing_checks_its_forward(results: dict[str, Any]) -> None:
+    (found,) = results["pipeline"]["findings"]
+    assert (found["severity"], found["step"]) == ("note", 1)
+    assert "nothing checks the forward and the backward here: ranks call different modules" in found["sentence"]
+
+
+@pytest.mark.parametrize("why", UNREPEATABLE)
+def test_what_is_not_repeated_is_not_deterministic_or_cannot_be_run_again(results: dict[str, Any], why: str) -> None:
+    (found,) = results[f"unrepeatable {why}"]["findings"]
+    assert UNREPEATABLE[why] in found["sentence"], told(results[f"unrepeatable {why}"])
+    assert found["severity"] == "note"
+    assert (found["kind"] == "nondeterminism") == (why == "operator")

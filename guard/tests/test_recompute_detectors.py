@@ -126,7 +126,9 @@ def test_what_ranks_legitimately_compute_differently_is_not_compared() -> None:
     "bodies",
     [
         [
-            report(v, repeats=False, purpose="preflight", unrepeated=[wrong("rand", "", "", v, ""), EQUAL])
+            report(
+                v, repeats=False, purpose="preflight", unrepeated=[wrong("rand", "", "", each, "") for each in (v, "z")]
+            )
             for v in "abcd"
         ],
         [report(v, operator=EQUAL, purpose="preflight") for v in "abcd"],
@@ -147,6 +149,50 @@ def test_a_program_that_is_not_deterministic_blames_nobody(bodies: list[dict[str
     assert [(ranks, message.kind) for ranks, message in job.orders] == [
         ((0, 1, 2, 3), "cross_rank_recompute"), ((0, 1, 2, 3), "same_rank_recompute"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pair", "random", "kind", "words"),
+    [
+        ([EQUAL, BAD], False, "nondeterminism", "the program is not deterministic: "),
+        ([EQUAL, BAD], True, "guard", "mul in blocks.0 at train.py:7 draws random numbers"),
+        (
+            [EQUAL, wrong("", "", "dd", "cc", "")],
+            False,
+            "guard",
+            "cannot be run again: mul in blocks.0 at train.py:7 is",
+        ),
+        ([EQUAL, wrong("add", "", "", "", "")], False, "guard", "cannot be run again: "),
+        ([], False, "nondeterminism", "which of them is not known"),
+    ],
+    ids=["operator", "random", "changed", "other operator", "not seen"],
+)
+def test_what_is_not_repeated_is_not_deterministic_or_cannot_be_run_again(
+    pair: list[list[str]], random: bool, kind: str, words: str
+) -> None:
+    more: dict[str, Any] = {"unrepeated": pair, "random": random}
+    bodies = [report(v, repeats=False, purpose="preflight", **more) for v in "abcd"]
+    (across,) = detected(bodies, job := Job(4))
+    detector = SameRankRecomputeDetector(Job(4))
+    detector.take(
+        Message("same_rank_recompute", 0, 7, {"off": "on most ranks", "phase": "x", "tensor": "y", **more}), 0.0
+    )
+    (same,) = detector.detect(0.0)
+    for found in (across, same):
+        assert (found.kind, found.severity, found.ranks, found.cause) == (kind, "note", (), "program")
+        assert words in found.sentence
+    assert len(job.orders) == 2  # checks are off
+
+
+@pytest.mark.parametrize("reasons", [["a", "another rank cannot"], ["a", "a", "b"]])
+def test_that_nothing_checks_the_forward_is_said_once(reasons: list[str]) -> None:
+    detector = CrossRankRecomputeDetector(Job(len(reasons)))
+    for rank, why in enumerate(reasons):
+        assert detector.detect(0.0) == []
+        detector.take(Message("cross_rank_recompute", rank, 1, {"cannot": why}), 0.0)
+    (found,) = [*detector.detect(0.0), *detector.detect(1.0)]
+    assert (found.severity, found.step) == ("note", 1)
+    assert found.sentence == "nothing checks the forward and the backward here: a"
 
 
 def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:

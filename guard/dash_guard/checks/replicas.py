@@ -205,7 +205,7 @@ class Replicas(Check):
                 self._teach(step, stage, leaves)
             else:
                 kept[of, stage] = leaves
-        count = sum(len(leaves.labels.names) for leaves in kept.values())
+        count = sum(len(leaves.labels.names) for leaves in kept.values() if isinstance(leaves, Leaves))
         self.rank.coverage.count(self.name, steps=1, tensors=count)
         self._roots(step)
 

@@ -27,6 +27,9 @@ from .wording import ranks as listed_ranks
 
 Asked = Literal["equal", "changed", "different", "unknown"]
 
+Call = tuple[int, int]
+"""The step of a recompute, and its number in the step, from 1."""
+
 PATIENCE = 30.0
 """Seconds after the first message about a recompute, after which it is evaluated without the missing messages.
 """
@@ -38,6 +41,7 @@ DOCTOR = (
     "From now on, no recompute accuses a machine. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
+AGAIN = "From now on, nothing is run again. Keep what a forward changes in buffers or attributes of its modules."
 COMPARE = "Look for what the program, its environment or its compiled code does on this rank only."
 _CONTRADICTS = "its results contradict each other, which those of no other rank do"
 MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
@@ -50,9 +54,11 @@ class CrossRankRecomputeDetector(Detector):
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
-        self._reported: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
-        self._since: dict[int, float] = {}
-        self._evaluated: set[int] = set()
+        self._reported: dict[Call, dict[int, dict[str, Any]]] = {}  # by rank
+        self._since: dict[Call, float] = {}
+        self._evaluated: set[Call] = set()
+        self._cannot: dict[int, tuple[int, str]] = {}  # by rank: the step, and why it could run no forward again
+        self._said = False
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
@@ -61,9 +67,13 @@ class CrossRankRecomputeDetector(Detector):
 
     def take(self, message: Message, now: float) -> None:
         """Take a rank's report about a cross-rank recompute."""
-        if not self._off and message.step not in self._evaluated and _sound(message.body):
-            self._reported.setdefault(message.step, {})[message.rank] = message.body
-            self._since.setdefault(message.step, now)
+        if isinstance(message.body.get("cannot"), str):
+            self._cannot[message.rank] = message.step, message.body["cannot"]
+        elif not self._off and _sound(message.body):
+            call = message.step, int(message.body.get("call", 1))
+            if call not in self._evaluated:
+                self._reported.setdefault(call, {})[message.rank] = message.body
+                self._since.setdefault(call, now)
 
     def observe(self, finding: Finding, now: float) -> None:
         """Note the ranks that a finding accuses of a differing state: their recomputes differ because of it."""
@@ -73,9 +83,9 @@ class CrossRankRecomputeDetector(Detector):
     def detect(self, now: float) -> list[Finding]:
         """Return findings about recomputes that all ranks have reported, or that have timed out."""
         done = [
-            step
-            for step, reported in self._reported.items()
-            if len(reported) == self.job.world or now > self._since[step] + PATIENCE
+            call
+            for call, reported in self._reported.items()
+            if len(reported) == self.job.world or now > self._since[call] + PATIENCE
         ]
         return self._detect(done, now, wait=not self._finished)
 
@@ -87,14 +97,17 @@ class CrossRankRecomputeDetector(Detector):
         self._finished = True
         return self._detect(list(self._reported), now, wait=True)
 
-    def _detect(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
-        for step in sorted(steps):
-            self._evaluated.add(step)
-            self._since.pop(step)
-            finding = evaluate(step, self._reported.pop(step), self.job)
+    def _detect(self, calls: list[Call], now: float, wait: bool) -> list[Finding]:
+        for call in sorted(calls):
+            self._evaluated.add(call)
+            self._since.pop(call)
+            finding = evaluate(call[0], self._reported.pop(call), self.job)
             if finding is not None:
                 self._waiting.append((now, finding))
         found = []
+        if not self._said and 0 < self.job.world <= len(self._cannot):
+            self._said = True
+            found.append(_unchecked(self._cannot))
         waiting, self._waiting = self._waiting, []
         for since, finding in waiting:
             if self._is_known(finding):
@@ -113,7 +126,7 @@ class CrossRankRecomputeDetector(Detector):
 
     def _look_at_program(self, finding: Finding) -> None:
         """Switch off all recomputes if the program is not deterministic."""
-        if finding.kind == "nondeterminism":
+        if finding.kind == "nondeterminism" or finding.advice == AGAIN:
             self._off, ranks = True, tuple(range(self.job.world))
             for check in ("cross_rank_recompute", "same_rank_recompute"):
                 body = {"off": "the program is not deterministic"}
@@ -131,6 +144,21 @@ class CrossRankRecomputeDetector(Detector):
         untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
         largest = max(map(len, finding.groups), default=0)
         return not untouched or (len(untouched) == 1 and len(untouched[0]) == largest)
+
+
+def _unchecked(cannot: Mapping[int, tuple[int, str]]) -> Finding:
+    """The note that no forward runs again, with the reason of most ranks that have one of their own."""
+    reasons = Counter(why for _, why in cannot.values() if why != "another rank cannot")
+    why = reasons.most_common(1)[0][0] if reasons else "another rank cannot"
+    return Finding(
+        "guard",
+        "note",
+        f"nothing checks the forward and the backward here: {why}",
+        "Ranks that hold different parts of a model can compare a function that all of them call: "
+        "Guard.cross_rank_recompute(fn). same_rank_recompute=10 repeats some steps on the same rank.",
+        step=min(step for step, _ in cannot.values()),
+        cause="program",
+    )
 
 
 def may_be_effect(finding: Finding) -> bool:
@@ -184,7 +212,8 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         },
     }
     if unsteady and (2 * len(unsteady) >= len(reported)):
-        return _program(f"two runs of step {step} on the same rank differ", _unrepeated(reported, unsteady), common)
+        first = next((reported[rank] for rank in unsteady if reported[rank].get("unrepeated")), {})
+        return not_repeated(f"two runs of step {step} on the same rank differ", first, common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
     contradicts = () if accused else _contradicts(reported, differing)
     if contradicts:
@@ -258,6 +287,34 @@ def _program(reason: str, operator: str, common: dict[str, Any]) -> Finding:
     return Finding(
         "nondeterminism", "note", sentence, DOCTOR, cause="program", **{**common, "operator": operator, "groups": ()}
     )
+
+
+def not_repeated(reason: str, body: Mapping[str, Any], common: dict[str, Any]) -> Finding:
+    """The note that ranks do not repeat their bits, and why: the program is not deterministic, or cannot be run again.
+
+    Args:
+        reason: what was seen, in words.
+        body: the message of a rank, with the first operator whose two runs differ, if one was seen.
+        common: other fields of the finding.
+    """
+    pair = body.get("unrepeated", [])
+    if len(pair) != 2:
+        sentence = (
+            f"{reason}, in {common['stage']} {common['tensor']}: the program is not deterministic, or a run changes "
+        )
+        sentence += "what the next one reads; which of them is not known, because no operator was seen to differ"
+        return Finding("nondeterminism", "note", sentence, DOCTOR, cause="program", **{**common, "groups": ()})
+    operator = " ".join(pair[0][:2])
+    common = {**common, "operator": operator, "groups": ()}
+    if body.get("random"):
+        sentence = (
+            f"the step cannot be run again: {operator} draws random numbers from a generator of the program's own"
+        )
+    elif pair[0][0] == pair[1][0] and pair[0][2] == pair[1][2]:
+        return _program(f"{reason}, and the operator gives other results for equal inputs", operator, common)
+    else:
+        sentence = f"the step cannot be run again: {operator} is given other inputs then, which a run has changed"
+    return Finding("guard", "note", f"{sentence} ({reason})", AGAIN, cause="program", **common)
 
 
 def _cause(asked: Asked, why: str) -> Cause:
@@ -365,12 +422,6 @@ def _operator(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) ->
     return next((" ".join(reported[rank]["operator"][:2]) for rank in of if "operator" in reported.get(rank, {})), "")
 
 
-def _unrepeated(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
-    """The operator that most ranks report as the first whose two runs differ."""
-    names = Counter(" ".join(reported[rank]["unrepeated"][0][:2]) for rank in of if reported[rank].get("unrepeated"))
-    return names.most_common(1)[0][0] if names else ""
-
-
 def _sound(body: Mapping[str, Any]) -> bool:
     """Whether a message has the fields of a recompute, with the types that are read here."""
     lists = [body.get(name, []) for name in ("once", "again", "unrepeated")]
@@ -383,10 +434,19 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
         and ("contradicts" not in body or _is_place(body["contradicts"]))
-        and all(type(body.get(name, 0)) is int for name in ("first", "start"))
+        and all(type(body.get(name, 0)) is int for name in ("first", "start", "call"))
         and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
-        and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
+        and all(map(_is_operator, operators))
     )
+
+
+def is_sound_pair(pair: Any) -> bool:
+    """Whether a value is what ranks send of the first operator whose two runs differ."""
+    return isinstance(pair, list) and len(pair) in (0, 2) and all(_is_operator(each) for each in pair)
+
+
+def _is_operator(value: Any) -> bool:
+    return _texts(value, 5) and value[4].isdecimal() and len(value[4]) < 6
 
 
 def _is_place(value: Any) -> bool:

@@ -103,7 +103,7 @@ class Diagnosis(Detector):
             self._open.clear()
             self._equal.clear()
             return
-        self._equal.add(message.rank)
+        self._equal.add(message.rank)  # it may report several calls of a step
         if len(self._equal) == self.job.world:
             for finding in self._open.values():
                 who = placed(finding.ranks, self.job) if finding.ranks else "the ranks that differ"

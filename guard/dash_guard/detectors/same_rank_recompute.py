@@ -6,7 +6,7 @@ from typing import Any
 
 from ..report.findings import Finding
 from ..transport.messages import Message
-from .cross_rank_recompute import COMPARE, DOCTOR, WAIT
+from .cross_rank_recompute import COMPARE, WAIT, is_sound_pair, not_repeated
 from .detector import Detector, Job
 from .wording import explained
 from .wording import ranks as listed_ranks
@@ -40,14 +40,10 @@ class SameRankRecomputeDetector(Detector):
         ):
             return
         if body.get("off"):
-            if not self._off:
-                sentence = (
-                    f"a step that is run again computes something else on most ranks, first in step {message.step}: "
-                    "the program is not deterministic, or it cannot be run again"
-                )
-                self._found.append(
-                    Finding("nondeterminism", "note", sentence, DOCTOR, step=message.step, cause="program")
-                )
+            if not self._off and is_sound_pair(body.get("unrepeated", [])):
+                reason = f"step {message.step} computes something else on most ranks when it is run again"
+                fields = {"step": message.step, "stage": body.get("phase", ""), "tensor": body.get("tensor", "")}
+                self._found.append(not_repeated(reason, body, fields))
             self._off = True
         elif body.get("phase") and not self._off:
             alike = body.get("alike", 1)
