@@ -21,6 +21,7 @@ from dash_guard.process import flight
 from dash_guard.report.findings import Finding, from_json
 from dash_guard.shared.heartbeat import packed, unpacked
 from dash_guard.transport.messages import Message
+from dash_guard.upstream.group_names import OWN
 
 WORLD = 4
 Open = Sequence[Any]
@@ -149,6 +150,38 @@ def test_of_several_awaited_ranks_those_that_work_are_innocent() -> None:
     stage = Stage()
     stage.pass_time(8, [(rank, 9, {"0": (8, 7) if rank > 1 else (7, 7)}) for rank in range(WORLD)], {0: "modules"})
     assert names(stage.found) == [("hang", "suspect", (1,))]
+
+
+def test_the_advice_names_host_and_process_and_can_be_pasted() -> None:
+    hung, stopped, dead = Stage(), Stage(), Stage()
+    hung.pass_time(6, waiting(1))
+    assert hung.found[0].advice == "Look at its stack, on h1: py-spy dump --pid 101"
+    stopped.pass_time(2, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
+    stopped.process(1, "stopped")
+    stopped.pass_time(6, [each for each in waiting(1) if each[0] != 1])
+    assert stopped.found[0].advice.endswith("on h1: kill -CONT 101")
+    dead.process(2, "ended", signal.SIGKILL)
+    dead.pass_time(2)
+    assert dead.found[0].advice.endswith("on h2: dmesg -T | grep -i killed")
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_collectives_of_the_guard_are_not_named_as_those_of_the_program(also: bool) -> None:
+    stage = Stage({"0": list(range(WORLD)), OWN: list(range(WORLD))})
+    mine: dict[str, Open] = {OWN: (3, 2, "all_gather", "Long[1]"), "0": (8, 8)}
+    groups = {0: mine, 1: {OWN: (2, 2), "0": (7, 7) if also else (8, 8)}, 2: mine, 3: mine}
+    if also:
+        groups[2] = groups[3] = {OWN: (2, 2), "0": (8, 7)}
+    stage.pass_time(6, [(rank, 9, of) for rank, of in groups.items()])
+    (finding,) = stage.found
+    assert finding.ranks == (1,)
+    assert "all_gather" not in finding.sentence + finding.collective
+    assert finding.collective == ("all_reduce 8 of group 0" if also else "")
+    assert ("an exchange of the guard between two steps" in finding.sentence) != also
+    other: dict[str, Open] = {OWN: (3, 2, "all_reduce", "Long[9]")}
+    apart = Stage({OWN: list(range(WORLD))})
+    apart.pass_time(6, [(rank, 9, other if rank else {OWN: mine[OWN]}) for rank in range(WORLD)])
+    assert not [found for found in apart.found if found.kind == "desync"]
 
 
 def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:
@@ -445,6 +478,8 @@ def test_entries_of_the_flight_recorder() -> None:
     timed = flight.step(7, 10, 30, [entry(2, 20, duration_ms=1.5)])
     assert timed is not None
     assert (timed.own, timed.kernels) == ((), (("0", 2, 1.5),))
+    own = entry(9, 25, process_group=[OWN, ""])
+    assert flight.step(7, 10, 30, [*entries, own]) == step
     many = [flight.Step(n, "s", (1.0,), 1.0) for n in range(101, 164)]
     assert [each.step for each in flight.sampled(many, 4)] == [112, 128, 144, 160]
     for ranks in ([3], [0, 1, 2], [1, 3, 5], [0, 1, 5], [5, 1]):

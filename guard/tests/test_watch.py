@@ -144,6 +144,7 @@ def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path,
         assert list(facts["clean"]["coverage"]["data"]["unseen"]) == []
         assert result.stderr.count("training goes on, and is not checked from here") == 2  # ranks of the killed monitor
         assert "closed the connection" in json.dumps(load(tmp_path / "killed").coverage)
+        assert "frame #" not in result.stderr, "no stack of C++"
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from ..report.findings import Cause, Finding, Severity
 from ..shared.votes import classes, groups, minority
 from ..transport.messages import Message
 from .detector import Detector, Job
-from .wording import explained, named, placed
+from .wording import explained, machine_advice, named, placed
 from .wording import ranks as listed_ranks
 
 Asked = Literal["equal", "changed", "different", "unknown"]
@@ -44,7 +44,6 @@ DOCTOR = (
 AGAIN = "From now on, nothing is run again. Keep what a forward changes in buffers or attributes of its modules."
 COMPARE = "Look for what the program, its environment or its compiled code does on this rank only."
 _CONTRADICTS = "its results contradict each other, which those of no other rank do"
-MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
 class CrossRankRecomputeDetector(Detector):
@@ -237,7 +236,9 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
             f"{named(phase, tensor)} on the same micro-batch; no majority says which is right{why and '; '}{why}"
         )
         cause = _cause(asked, why)
-        return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause), suspects, cause=cause, **common)
+        return Finding(
+            "cross_rank_recompute", "suspect", sentence, _advice(cause, suspects, job), suspects, cause=cause, **common
+        )
     # Three runs are three votes: the run, its repetition, and the operators of a third run.
     given_equal = asked != "different"
     if contradicts and (asked != "unknown" or _in_eager_code(reported, contradicts)):
@@ -250,8 +251,8 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
     cause = _cause(asked, why)
     sure = repeated != "right" and differing and given_equal and cause == "machine"
     severity: Severity = "confirmed" if sure else "suspect"
-    return Finding("cross_rank_recompute", severity, sentence, _advice(cause), accused or contradicts, cause=cause,
-                   **common)  # fmt: skip
+    return Finding("cross_rank_recompute", severity, sentence, _advice(cause, accused or contradicts, job),
+                   accused or contradicts, cause=cause, **common)  # fmt: skip
 
 
 def _sentence(step: int, who: str, count: int, what: str) -> str:
@@ -321,8 +322,8 @@ def _cause(asked: Asked, why: str) -> Cause:
     return "machine" if asked in ("equal", "changed") and not why else "unknown"
 
 
-def _advice(cause: Cause) -> str:
-    return MACHINE if cause == "machine" else COMPARE
+def _advice(cause: Cause, ranks: tuple[int, ...], job: Job) -> str:
+    return machine_advice(ranks, job) if cause == "machine" else COMPARE
 
 
 def _in_eager_code(reported: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> bool:
@@ -414,8 +415,8 @@ def _without_peers(step: int, reported: Mapping[int, Mapping[str, Any]], job: Jo
         "purpose": body["purpose"], "micro-batch of rank": body["of"], "ranks that reported": len(reported),
         "ranks": job.world, "contradicts itself": True,
     }  # fmt: skip
-    return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause), accused, step, phase, tensor,
-                   cause=cause, evidence=evidence)  # fmt: skip
+    return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause, accused, job), accused, step, phase,
+                   tensor, cause=cause, evidence=evidence)  # fmt: skip
 
 
 def _operator(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:

@@ -37,11 +37,11 @@ from ..report.findings import Finding, Kind
 from ..shared.roots import SETTING
 from ..transport.messages import Message
 from .at_rest import SINCE
-from .cross_rank_recompute import COMPARE, MACHINE, is_effect
+from .cross_rank_recompute import COMPARE, is_effect
 from .detector import Detector, Job
-from .wording import explained, placed
+from .wording import explained, machine_advice, placed
 
-_MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
+_MEMORY = "Look at the ECC counters on {host}: nvidia-smi -q -d ECC, and run dcgmi diag -r 3 there."
 _OF_BITS: dict[Kind, str] = {
     "bits": "it differs from its replicas",
     "cross_rank_recompute": "it computes another rank's micro-batch differently",
@@ -147,7 +147,9 @@ class Diagnosis(Detector):
         if facts is _OF_BITS and not _is_the_machine(kinds.values()):
             advice = COMPARE
         elif facts is _OF_BITS:
-            advice = MACHINE if recompute is not None else _MEMORY if at_rest is not None else first.advice or MACHINE
+            machine = machine_advice((rank,), self.job)
+            memory = at_rest is not None and recompute is None
+            advice = _MEMORY.format(host=self.job.hosts.get(rank) or "its host") if memory else machine
         confirmed = Finding(
             first.kind,
             "confirmed",

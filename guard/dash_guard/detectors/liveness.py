@@ -18,6 +18,7 @@ from ..report.findings import Cause, Finding, Severity
 from ..shared.heartbeat import PERIOD
 from ..shared.processes import DISK, ENDED, STOPPED, words
 from ..transport.messages import Message
+from ..upstream.group_names import OWN
 from . import wording
 from .detector import Detector, Job
 from .roster import KINDS, SILENT, Place, Roster, State, Waits
@@ -35,6 +36,7 @@ _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather
 _NOTHING = (0,)  # entered in a group
 _LOOK = 0.5  # seconds between two searches for hangs
 _LISTED = 512  # ranks of one list
+_COMMANDS = 4  # in an advice
 _SHOWN = 64  # edges of a graph that are kept as evidence
 
 
@@ -108,7 +110,9 @@ class Liveness(Detector):
             "confirmed",
             f"{wording.ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} died in step "
             f"{causes[0].step} ({how}){last}",
-            "SIGKILL often comes from the kernel when memory runs out: look into dmesg there" if killed else "",
+            f"SIGKILL often comes from the kernel when memory runs out, {_on(causes[0])}: dmesg -T | grep -i killed"
+            if killed
+            else "",
             ranks=ranks,
             step=causes[0].step or None,
             cause="program" if exited else "unknown",
@@ -131,7 +135,8 @@ class Liveness(Detector):
                 "confirmed",
                 f"{wording.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (state T) in step {new[0].step}, "
                 f"since {now - new[0].heartbeat:.1f} s",
-                "somebody has sent SIGSTOP, or a debugger holds it: kill -CONT PID lets it go on",
+                "Somebody has sent SIGSTOP, or a debugger holds it. To let it go on, "
+                + "; ".join(f"{_on(state)}: kill -CONT {state.pid}" for state in new[:_COMMANDS]),
                 ranks=ranks,
                 step=new[0].step or None,
                 evidence={"pids": [state.pid for state in new[:_SHOWN]], "frame": new[0].frame},
@@ -217,7 +222,7 @@ class Liveness(Detector):
         distinct = {id(waits): waits for waits in edges.values()}
         for key, times in Counter(map(id, edges.values())).items():
             places.update(dict.fromkeys(awaiting.intersection(distinct[key]), times))
-        place = places.most_common(1)[0][0]
+        place = max(places, key=lambda place: (place.group != OWN, places[place]))  # those of the program come first
         waiting = sorted(rank for rank, waits in edges.items() if waits.get(place))
         members = set(self._roster.sets[place.members])
         accused = [rank for rank in culprits if rank in members and self._entered(rank, place.group) < place.number]
@@ -251,10 +256,12 @@ class Liveness(Detector):
                 "hang",
                 severity,
                 sentence + note,
-                "" if is_phase else "Look at its stack there: py-spy dump --pid PID",
+                ""
+                if is_phase or first is None or not first.there()
+                else f"Look at its stack, {_on(first)}: py-spy dump --pid {first.pid}",
                 ranks=tuple(accused),
                 step=max(states[rank].step for rank in waiting) or None,  # it may not have begun that step
-                collective=where,
+                collective="" if place.group == OWN else where,
                 cause="program" if first is not None and first.left else "unknown",
                 evidence={**facts, "waits": self._graph(edges, place), "pid": first.pid if first is not None else 0},
                 latency_s=round(since, 2),
@@ -276,7 +283,7 @@ class Liveness(Detector):
                 f"{since:.0f} s; {wording.count(waiting, 'rank')} {verb} in {where}",
                 ranks=tuple(ranks),
                 step=max(self._roster.states[rank].step for rank in waiting) or None,
-                collective=where,
+                collective="" if place.group == OWN else where,
                 cause="program",
                 evidence={"frame": first.frame, "pid": first.pid},
                 latency_s=round(since, 2),
@@ -309,7 +316,7 @@ class Liveness(Detector):
                 same = operands if operation in _SAME_OPERANDS else operands.partition("[")[0]
                 at.setdefault(place, {}).setdefault((operation, same), []).extend(ranks)
         for place, kinds in at.items():
-            if len(kinds) < 2 or not self._is_new(("desync", place)):
+            if len(kinds) < 2 or place.group == OWN or not self._is_new(("desync", place)):
                 continue
             sides = sorted(kinds.items(), key=lambda side: (-len(side[1]), side[1]))
             clear = len(sides[0][1]) > sum(len(ranks) for _, ranks in sides[1:])
@@ -324,7 +331,7 @@ class Liveness(Detector):
                     "desync",
                     "confirmed",
                     f"collective {place.number} of group {place.group} differs between ranks: {'; '.join(texts)}",
-                    "the program takes different ways on these ranks: compare the two lines",
+                    "The program takes different ways on these ranks: compare the two lines.",
                     ranks=tuple(accused[:_LISTED]),
                     step=states[accused[0]].step or None,
                     collective=f"{place.number} of group {place.group}",
@@ -355,7 +362,7 @@ class Liveness(Detector):
                 "desync",
                 "confirmed",
                 f"{wording.ranks(sorted(circle))} wait for each other in a circle: {'; '.join(texts)}",
-                "the program enters collectives of several groups in different orders: give them one order",
+                "The program enters collectives of several groups in different orders: give them one order.",
                 ranks=tuple(sorted(circle)),
                 step=self._roster.states[circle[0]].step or None,
                 cause="program",
@@ -409,6 +416,10 @@ class Liveness(Detector):
             return False
         self._reported.add(what)
         return True
+
+
+def _on(state: State) -> str:
+    return f"on {state.host}" if state.host else "there"
 
 
 def _gone(state: State) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..report.findings import LENGTH
 from ..shared.heartbeat import PERIOD, unpacked
 from ..transport.messages import Message
+from ..upstream.group_names import OWN
 from .detector import Job
 
 KINDS = frozenset({"joined", "left", "heartbeat", "groups", "process", "facts"})
@@ -41,6 +42,8 @@ class Place(NamedTuple):
 
     def words(self, operation: str) -> str:
         """A description of the collective for people, such as ``all_reduce 85 of group 0``."""
+        if self.group == OWN:
+            return "an exchange of the guard between two steps"
         return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from ..upstream.frames import MODULE_CALLS, PHASES
+from ..upstream.frames import MODULE_CALLS, PHASES, is_own, program_frames
 
-_LIBRARIES = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LENGTH = 200
 
 
@@ -25,23 +20,22 @@ def place() -> str:
         Text such as ``next, called by main (a.py:40)``; "" if the thread has no Python frames.
     """
     frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
-    own = next((number for number, frame in enumerate(frames) if not _is_library(frame)), len(frames) - 1)
     if not frames:
         return ""
+    own = frames.index(program_frames(frames)[0])
     text = named(frames[own])
-    if own:
+    if own and not is_own(frames[own - 1]):
         text = f"{_name(frames[own - 1])}, called by {text}"
     return text[:_LENGTH]
 
 
-def program_frames(thread: int) -> list[FrameType]:
+def frames_of(thread: int) -> list[FrameType]:
     """The frames of a thread in the program's own code, the outermost first; all frames if there are none of these.
 
     Args:
         thread: the identifier of the thread (`threading.get_ident`).
     """
-    frames = list(_frames(sys._current_frames().get(thread)))[::-1]
-    return [frame for frame in frames if not _is_library(frame)] or frames
+    return program_frames(list(_frames(sys._current_frames().get(thread)))[::-1])
 
 
 def outside_of_modules(frames: list[FrameType]) -> list[FrameType]:
@@ -70,11 +64,6 @@ def _frames(top: FrameType | None) -> Iterator[FrameType]:
     while top is not None:
         yield top
         top = top.f_back
-
-
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith((*_LIBRARIES, _OURS, "<frozen")) or "site-packages" in name
 
 
 def _name(frame: FrameType) -> str:

@@ -58,7 +58,7 @@ class Work:
         Returns:
             "stack", "modules", "input and output", "computation" or "disk"; "" for nothing.
         """
-        frames = stacks.program_frames(self._thread)
+        frames = stacks.frames_of(self._thread)
         stack = tuple((id(frame.f_code), frame.f_lineno) for frame in frames)
         outside = stacks.outside_of_modules(frames)
         codes = [id(frame.f_code) for frame in outside]
