@@ -316,11 +316,19 @@ def test_silence_alone_is_a_suspicion_and_an_asked_end_is_nothing() -> None:
     assert asked.found == []
 
 
-def steps(detector: Detector, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = ()) -> list[Finding]:
+def steps(
+    detector: Detector, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = (), load: Any = (0.5, 8)
+) -> list[Finding]:
     found: list[Finding] = []
     for step in range(first, first + of):
         for rank, times in own.items():
-            body = {"shape": "s", "own": times, "total": 100.0, "kernels": kernels[rank] if kernels else []}
+            body = {
+                "shape": "s",
+                "own": times,
+                "total": 100.0,
+                "kernels": kernels[rank] if kernels else [],
+                "load": load,
+            }
             detector.take(Message("times", rank, step, body), float(step))
         found += detector.detect(step + 0.1)
     return found
@@ -337,6 +345,19 @@ def test_a_slow_rank_is_named_after_six_steps_and_a_little_slow_one_never(world:
     detector = Slow(Job(world))
     now_and_then = [steps(detector, 1, late if step % 2 else own, first=step) for step in range(1, 40)]
     assert now_and_then == [[]] * 39
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [((40.2, 8), "40.2 on 8 processors"), ([0.3, 8], "0.3 on 8 processors"), (None, ""), ("x", ""), ([1, "2"], "")],
+)
+def test_a_rank_that_is_late_is_reported_with_the_load_of_its_machine(load: Any, said: str) -> None:
+    own = {rank: [50.0] for rank in range(4)}
+    (finding,) = steps(Slow(Job(4)), LAST, {**own, 1: [60.0]}, load=load)
+    assert (finding.ranks, "1.20 times" in finding.sentence) == ((1,), True)
+    assert ("the load of its machine is" in finding.sentence) == bool(said)
+    assert said in finding.sentence
+    assert ("more processes want a processor" in finding.advice) == said.startswith("40")
 
 
 def test_lateness_where_ranks_wait_between_collectives_and_where_they_do_not() -> None:

@@ -16,6 +16,7 @@ from dash_inductor.errors import described
 from ..checks.times import Times
 from ..observation import environment
 from ..shared.heartbeat import PERIOD, packed
+from ..shared.processes import load
 from ..transport.messages import Message
 from ..upstream import collectives
 from . import flight, stacks
@@ -141,7 +142,7 @@ class Heartbeats:
         if len(steps) < len(ready):
             self._rank.coverage.unseen("slow", "steps between those that are sampled", len(ready) - len(steps))
         for of in steps:
-            body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels}
+            body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels, "load": load()}
             self._rank.channel.send(Message("times", self._rank.number, of.step, body))
 
     def _send_keys(self) -> None:
