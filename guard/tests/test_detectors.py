@@ -146,6 +146,16 @@ def test_what_may_be_a_loop_without_end_is_a_suspect_in_the_end(work: str, ever:
     assert names(stage.found) == [("hang", "note", (1,)), *([("hang", "suspect", (1,))] if ever else [])]
 
 
+@pytest.mark.parametrize("work", ["stack", "modules", "computation"])
+def test_a_rank_that_worked_until_it_hung_was_not_busy(work: str) -> None:
+    stage = Stage()
+    stage.pass_time(1, waiting(1), {1: work})
+    stage.pass_time(5, waiting(1))
+    assert names(stage.found) == [("hang", "suspect", (1,))]
+    assert stage.found[0].latency_s is not None
+    assert stage.found[0].latency_s <= 4
+
+
 def test_of_several_awaited_ranks_those_that_work_are_innocent() -> None:
     stage = Stage()
     stage.pass_time(8, [(rank, 9, {"0": (8, 7) if rank > 1 else (7, 7)}) for rank in range(WORLD)], {0: "modules"})

@@ -269,8 +269,11 @@ class Liveness(Detector):
         ]
 
     def _busy(self, ranks: list[int], place: Place, waiting: list[int], now: float) -> list[Finding]:
-        """A note about ranks that work while others wait for them."""
-        if not self._is_new(("busy", tuple(ranks), place)):
+        """A note about ranks that work while others wait for them; none yet if that may be the end of their work."""
+        states = [self._roster.states[rank] for rank in ranks]
+        if all(state.worked - state.changed < SILENT for state in states) or not self._is_new(
+            ("busy", tuple(ranks), place)
+        ):
             return []
         first, where = self._roster.states[ranks[0]], place.words(self._operation(place, waiting))
         since = now - first.changed
