@@ -366,7 +366,7 @@ def test_what_was_gathered_is_what_the_owners_hold(wrong: dict[int, tuple[int, .
             )
     found = group.turn()
     assert [each.ranks for each in found] == ([named] if named else [])
-    assert all((each.kind, each.step) == ("collective", 6) for each in found)
+    assert all((each.kind, each.step, each.cause) == ("collective", 6, "unknown") for each in found)
 
 
 @pytest.mark.parametrize("tensor", [f"SGD {REDUCTIONS}", "SGD.0 lr"])

@@ -199,7 +199,7 @@ def independent(a: Finding, b: Finding) -> bool:
 def _is_the_machine(findings: Iterable[Finding]) -> bool:
     """Whether facts about a rank accuse its machine: one does, or none leaves it open whether the program did it."""
     causes = [(finding.kind, finding.cause) for finding in findings]
-    unseen = [(kind, "unknown") for kind in ("cross_rank_recompute", "same_rank_recompute", "at_rest")]
+    unseen = [(kind, "unknown") for kind in ("cross_rank_recompute", "same_rank_recompute", "at_rest", "collective")]
     return any(cause == "machine" for _, cause in causes) or not any(each in causes for each in unseen)
 
 
