@@ -66,6 +66,8 @@ class AtRest(Check):
         self._updated: dict[int, list[Hashed]] = {}  # its parameters as it has left them
         self._touched: dict[int, Entry] = {}  # parameters that have changed or were written since, by id of the entry
         self._alive: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._untrained: set[int] = set()  # ids of tensors of models that no optimizer updates
+        self._written: set[int] = set()  # those of them that the program writes itself
         self._buffers: list[Hashed] = []
         self._frozen: list[Hashed] = []
         self._to_test = 1
@@ -163,10 +165,24 @@ class AtRest(Check):
         for number in [number for number, alive in self._alive.items() if alive() is None]:
             self._after.pop(number, None)
             del self._alive[number]
-        self._buffers = self._state.hash(self.name, self._state.buffers())
-        frozen = self._state.frozen([alive for each in self._alive.values() if (alive := each()) is not None])
+        optimizers = [alive for each in self._alive.values() if (alive := each()) is not None]
+        self._untrained = self._state.untrained(optimizers)
+        self._buffers = self._state.hash(self.name, self._unwritten(self._state.buffers()))
+        frozen = self._unwritten(self._state.frozen(optimizers))
         if sum(len(part.entries) for part in self._frozen) != len(frozen):
             self._frozen = self._state.hash(self.name, frozen)
+
+    def _unwritten(self, entries: Sequence[Entry]) -> list[Entry]:
+        return [entry for entry in entries if id(entry.tensor()) not in self._written]
+
+    def _leave_to_the_program(self, changes: Sequence[_Change], written: Sequence[Entry]) -> None:
+        """From now on, do not compare those tensors of models that no optimizer updates that the program writes."""
+        more = [change.entry for change in changes] + list(written)
+        own = {id(entry.tensor()) for entry in more if id(entry.tensor()) in self._untrained}
+        if own:
+            self._written |= own
+            why = "tensors of models that no optimizer updates, which the program writes itself"
+            self.rank.coverage.unseen(self.name, why, len(own))
 
     def close(self) -> None:
         """Compare the state that is still at rest with its earlier hashes; waits for the device."""
@@ -215,6 +231,11 @@ class AtRest(Check):
         touched: dict[int, Entry],
     ) -> None:
         changes = list(pairs.changes())
+        if when == "begin":
+            own = [change for change in changes if id(change.entry.tensor()) in self._untrained]
+            self._leave_to_the_program([change for change in own if not change.is_one_bit()], written)
+            changes = [change for change in changes if id(change.entry.tensor()) not in self._written]
+            written = self._unwritten(written)
         changed = [change.entry for change in changes]
         count = sum(map(len, pairs.entries))
         body: dict[str, Any] = {"changed": _reported(changed), "changes": len(changed)} if changed else {}

@@ -213,6 +213,19 @@ class State:
             if id(parameter) not in trained and self.names.knows(parameter)
         ]
 
+    def untrained(self, optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+        """The ids of the tensors of models that have run and of which none of the given optimizers updates anything.
+
+        The program may write them as it likes, such as a copy of the model with averaged weights.
+        """
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        return {
+            id(tensor)
+            for root in self._roots
+            if trained.isdisjoint(map(id, root.parameters()))
+            for tensor in (*root.parameters(), *root.buffers())
+        }
+
     def searched(self) -> tuple[list[tuple[str, Tensor]], set[int]]:
         """The parameters of optimizers of which the program may keep copies, and the ids of what is no copy.
 

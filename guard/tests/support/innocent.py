@@ -6,6 +6,7 @@ rank 0 writes ``FOLDER/results.json``: by name, the findings and the coverage.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -177,6 +178,21 @@ def evaluating(write: str, job: Job) -> None:
     job.train(model, between)
 
 
+def evaluating_a_copy(write: str, job: Job) -> None:
+    """All ranks average weights in a copy of the model, and rank 0 evaluates it."""
+    model = DistributedDataParallel(network())
+    copied = copy.deepcopy(model.module).requires_grad_(False)
+
+    def between(step: int) -> None:
+        for mine, theirs in zip(copied.parameters(), model.module.parameters(), strict=True):
+            WRITES[write](mine, torch.lerp(mine.detach(), theirs.detach(), 0.1))
+        if job.number == 0 and step % 3 == 0:
+            with torch.no_grad():
+                copied(job.batch(step, 1))
+
+    job.train(model, between)
+
+
 def clamped(what: str, every: int, job: Job) -> None:
     """The program cuts weights or gradients on one rank, past their versions."""
     model = DistributedDataParallel(network())
@@ -309,6 +325,7 @@ PROGRAMS: dict[str, Callable[[Job], None]] = {
     "flag precision late": functools.partial(flagged, "precision", late=True),
     "flag mkldnn compiled": functools.partial(flagged, "mkldnn", compiled=True),
     **{f"evaluation {write}": functools.partial(evaluating, write) for write in WRITES},
+    **{f"evaluation of a copy {write}": functools.partial(evaluating_a_copy, write) for write in WRITES},
     **{
         f"clamped {what} in every {every}": functools.partial(clamped, what, every)
         for what in ("weights", "gradients")
