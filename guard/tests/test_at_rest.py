@@ -163,7 +163,7 @@ def test_gradients_that_the_program_writes_are_not_compared() -> None:
 
 
 def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
-    """The second backward adds to the gradients of the first one; to the guard each forward begins a step here."""
+    """The second backward adds to the gradients of the first one; a step ends after both optimizers."""
     model = network()
     by = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
     local, job = Local(), Job(1)
@@ -185,7 +185,7 @@ def test_gradients_of_several_backwards_and_of_two_optimizers() -> None:
             monitor.turn(float(step))
     finally:
         rank.close()
-    assert [(f.step, f.tensor) for f in monitor.findings] == [(5, "gradient 0.weight"), (10, "gradient 2.weight")]
+    assert [(f.step, f.tensor) for f in monitor.findings] == [(3, "gradient 0.weight"), (5, "gradient 2.weight")]
 
 
 def test_steps_that_a_scaler_skips() -> None:
@@ -290,3 +290,29 @@ def test_a_model_that_is_gone_in_the_end_is_no_fault() -> None:
     monitor = Monitor(job, local, [kind(job) for kind in all_detectors.BITS], None, lambda finding: None, lambda: 0.0)
     assert monitor.finish(0.0) == []
     assert "tensors that were freed or replaced" in monitor.coverage.to_dict()["at_rest"]["unseen"]
+
+
+@pytest.mark.parametrize("write", ["nothing", "a bit", "version", "data"])
+def test_a_model_that_no_optimizer_updates_is_compared_unless_the_program_writes_it(write: str) -> None:
+    """A teacher, in which a bit flips; or averaged weights."""
+    teacher = network().requires_grad_(False).eval()
+
+    def between(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if write == "a bit" and step == STEP:
+            flip(teacher[0].weight, 3, 5)
+        elif write in ("version", "data") and step >= STEP:
+            (teacher[0].weight.data if write == "data" else teacher[0].weight).mul_(0.9)
+
+    def used(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            teacher(torch.ones(6, 8))
+
+    findings, monitor, _ = found(between, in_step=used)
+    if write == "a bit":
+        severity, step, tensor = only(findings)
+        assert (severity, step) == ("suspect", STEP)
+        assert tensor.endswith("0.weight")
+    else:
+        assert findings == []
+    why = "tensors of models that no optimizer updates, which the program writes itself"
+    assert monitor.coverage.to_dict()["at_rest"]["unseen"].get(why, 0) == (write in ("version", "data"))

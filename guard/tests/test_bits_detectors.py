@@ -121,7 +121,7 @@ def test_a_node_is_followed_down_to_its_leaf() -> None:
 def test_two_copies_are_a_tie_unless_state_at_rest_decides(accused: int | None) -> None:
     group = Detectors(4)
     if accused is not None:
-        body = {"when": "begin", "tensors": 9, "changed": [["parameter", "w"]], "changes": 1}
+        body = {"when": "begin", "tensors": 9, "changed": [["parameter", "w"]], "changes": 1, "one_bit": True}
         group.send(
             *(Message("at_rest", r, 5, body if r == accused else {"when": "begin", "tensors": 9}) for r in range(4))
         )
@@ -260,45 +260,92 @@ def test_of_two_copies_one_that_is_known_to_differ_explains_it() -> None:
     assert [finding.ranks for finding in group.found] == [(2,), (1, 3)]
 
 
-def at_rest(rank: int, step: int, world: int, kind: str, ranks: tuple[int, ...]) -> Message:
-    mine = {kind: [["parameter", "w"]], {"changed": "changes", "written": "writes"}[kind]: 1} if rank in ranks else {}
-    return Message("at_rest", rank, step, {"when": "begin", "tensors": 20, **mine})
+def at_rest(
+    rank: int, step: int, kind: str, ranks: tuple[int, ...], number: int = 1, when: str = "begin", **more: Any
+) -> Message:
+    """What a rank says of a moment; kind "one bit": a change of a single bit."""
+    name = kind.replace("one bit", "changed")
+    tensors = [["parameter", f"w{n}" if n else "w"] for n in range(number)]
+    mine = {name: tensors, {"changed": "changes", "written": "writes"}[name]: number} if rank in ranks else {}
+    mine |= {"one_bit": True} if kind == "one bit" and mine else {}
+    return Message("at_rest", rank, step, {"when": when, "tensors": 20, **mine, **more})
+
+
+def end_of(step: int, world: int, **more: Any) -> list[Message]:
+    return [Message("at_rest", rank, step, {"when": "update", "tensors": 20, **more}) for rank in range(world)]
 
 
 @pytest.mark.parametrize(
     ("kind", "world", "ranks", "severity", "named", "cause"),
     [
-        ("changed", 4, (3,), "suspect", (3,), "machine"),
+        ("one bit", 4, (3,), "suspect", (3,), "machine"),
+        ("changed", 4, (3,), "suspect", (3,), "unknown"),
+        ("one bit", 4, (0, 1, 2), "note", (), "program"),
         ("changed", 4, (0, 1, 2, 3), "note", (), "program"),
         ("written", 4, (0, 1, 2, 3), "note", (), "program"),
         ("written", 4, (1,), "suspect", (1,), "program"),
         ("written", 1, (0,), "note", (), "program"),
-        ("changed", 1, (0,), "suspect", (0,), "machine"),
+        ("one bit", 1, (0,), "suspect", (0,), "machine"),
+        ("changed", 1, (0,), "suspect", (0,), "unknown"),
     ],
 )
 def test_state_at_rest(
     kind: str, world: int, ranks: tuple[int, ...], severity: str, named: tuple[int, ...], cause: str
 ) -> None:
     group = Detectors(world)
-    group.send(*(at_rest(rank, 2, world, kind, ()) for rank in range(world)))
+    group.send(*(at_rest(rank, 2, kind, ()) for rank in range(world)))
     assert group.turn() == []
-    *others, last = (at_rest(rank, 3, world, kind, ranks) for rank in range(world))
+    *others, last = (at_rest(rank, 3, kind, ranks) for rank in range(world))
     group.send(*others)
     if world > 1:
         assert group.turn() == []  # it may be that all ranks did so
     group.send(last)
+    if kind != "one bit":
+        assert group.turn() == []  # it may be restored
+        group.send(*end_of(3, world))
     (found,) = group.turn()
     assert (found.severity, found.ranks, found.cause, found.step) == (severity, named, cause, 3)
-    group.send(*(at_rest(rank, 4, world, kind, ranks) for rank in range(world)))
+    assert ("machine" in found.advice + found.sentence) == (severity == "suspect" and kind != "written")
+    group.send(*(at_rest(rank, 4, kind, ranks) for rank in range(world)), *end_of(4, world))
     assert len(group.turn()) == (severity == "suspect")  # a note is made once
 
 
-def test_what_a_lone_rank_writes_in_every_step_is_the_program() -> None:
-    group = Detectors(1)
-    for step in range(2, 20):
-        group.send(at_rest(0, step, 1, "changed", (0,)))
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["changed", "one bit"])
+def test_what_one_rank_writes_in_every_step_is_the_program_unless_it_is_a_single_bit(world: int, kind: str) -> None:
+    group = Detectors(world)
+    for step in range(2, 7):
+        group.send(*(at_rest(rank, step, kind, (0,)) for rank in range(world)), *end_of(step, world))
         group.turn()
-    assert [found.severity for found in group.found] == ["suspect", "suspect", "note"]
+    severities = [found.severity for found in group.found if found.kind == "at_rest"]
+    assert severities == (["suspect"] * 5 if kind == "one bit" else ["suspect", "suspect", "note"])
+
+
+@pytest.mark.parametrize("kind", ["changed", "written"])
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_a_rank_exchanges_and_restores_before_it_is_trained_is_a_note(kind: str, restored: bool) -> None:
+    """As in an evaluation with averaged weights on rank 0."""
+    group = Detectors(4)
+    more = {"restored": True} if restored else {}
+    for step in (3, 6):
+        group.send(*(at_rest(rank, step, kind, (0,), 6) for rank in range(4)))
+        assert group.turn() == []
+        group.send(at_rest(0, step, kind, (0,), 6, "update", **more), *end_of(step, 4)[1:])
+        group.turn()
+    if restored:
+        (found,) = group.found
+        assert (found.severity, found.cause) == ("note", "program")
+        assert "exchanged on rank 0" in found.sentence
+    else:
+        assert {found.ranks for found in group.found} == {(0,)}
+
+
+@pytest.mark.parametrize(("number", "severity"), [(3, "suspect"), (14, "note")])
+def test_more_than_half_of_the_tensors_do_not_change_in_memory(number: int, severity: str) -> None:
+    group = Detectors(4)
+    group.send(*(at_rest(rank, 3, "changed", (0,), number) for rank in range(4)), *end_of(3, 4))
+    (found,) = group.turn()
+    assert found.severity == severity
 
 
 @pytest.mark.parametrize(
@@ -319,7 +366,7 @@ def test_what_was_gathered_is_what_the_owners_hold(wrong: dict[int, tuple[int, .
             )
     found = group.turn()
     assert [each.ranks for each in found] == ([named] if named else [])
-    assert all((each.kind, each.step) == ("collective", 6) for each in found)
+    assert all((each.kind, each.step, each.cause) == ("collective", 6, "unknown") for each in found)
 
 
 @pytest.mark.parametrize("tensor", [f"SGD {REDUCTIONS}", "SGD.0 lr"])

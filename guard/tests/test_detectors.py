@@ -14,13 +14,14 @@ from dash_guard.detectors.data import STEPS, SameData
 from dash_guard.detectors.detector import Detector, Job
 from dash_guard.detectors.foreign import Foreign
 from dash_guard.detectors.liveness import Liveness
-from dash_guard.detectors.roster import START
+from dash_guard.detectors.roster import SPINS, START
 from dash_guard.detectors.slow import LAST, OF, Slow, lateness
 from dash_guard.monitor.clock import Clock
 from dash_guard.process import flight
 from dash_guard.report.findings import Finding, from_json
 from dash_guard.shared.heartbeat import packed, unpacked
 from dash_guard.transport.messages import Message
+from dash_guard.upstream.group_names import OWN
 
 WORLD = 4
 Open = Sequence[Any]
@@ -48,16 +49,28 @@ class Stage:
         self.send(Message("heartbeat", rank, step, {"groups": full, **words}))
 
     def pass_time(
-        self, seconds: float, heartbeats: Iterable[tuple[int, int, dict[str, Open]]] = (), **body: Any
+        self,
+        seconds: float,
+        heartbeats: Iterable[tuple[int, int, dict[str, Open]]] = (),
+        work: dict[int, str] | None = None,
+        **body: Any,
     ) -> None:
-        """Ranks send a heartbeat once a second, always the same, and the detector runs twice."""
+        """Ranks send a heartbeat once a second, always the same, and the detector runs twice.
+
+        Args:
+            seconds: that pass.
+            heartbeats: rank, step and groups of each.
+            work: what ranks do meanwhile, by rank.
+            body: other fields of all heartbeats.
+        """
         heartbeats = list(heartbeats)
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
             if self.now % 1 == 0:
                 for rank, step, groups in heartbeats:
-                    self.heartbeat(rank, step, groups, **body)
+                    does = {"work": (work or {}).get(rank, ""), "busy": f"evaluate (train.py:9{rank})"}
+                    self.heartbeat(rank, step, groups, **does | body)
             self.found += self.detector.detect(self.now)
 
     def process(self, rank: int, state: str, status: int | None = None) -> None:
@@ -107,6 +120,78 @@ def test_a_rank_that_others_wait_for_is_named_once(bad: int) -> None:
     assert from_json(finding.to_json().encode()) == finding
     stage.pass_time(60, waiting(bad))
     assert names(stage.found)[1:] == [("hang", "confirmed", (bad,))]
+
+
+@pytest.mark.parametrize("work", ["stack", "modules", "input and output", "computation", "disk"])
+def test_a_rank_that_works_alone_is_busy_and_a_suspect_only_when_it_does_nothing(work: str) -> None:
+    """Others wait for rank 1, which evaluates, and then hangs."""
+    stage = Stage()
+    stage.pass_time(100, waiting(1), {1: work})
+    assert names(stage.found) == [("hang", "note", (1,))]
+    assert stage.found[0].sentence.startswith("rank 1 is busy in evaluate (train.py:91), for ")
+    assert "3 ranks wait in all_reduce 8 of group 0" in stage.found[0].sentence
+    assert stage.found[0].cause == "program"
+    stage.pass_time(8, waiting(1))
+    assert names(stage.found)[1:] == [("hang", "suspect", (1,))]
+    stage.pass_time(40, waiting(1))
+    assert len(stage.found) == 2
+    stage.pass_time(20, waiting(1))
+    assert names(stage.found)[2:] == [("hang", "confirmed", (1,))]
+
+
+@pytest.mark.parametrize(("work", "ever"), [("computation", True), ("disk", True), ("stack", False)])
+def test_what_may_be_a_loop_without_end_is_a_suspect_in_the_end(work: str, ever: bool) -> None:
+    stage = Stage()
+    stage.pass_time(SPINS + 10, waiting(1), {1: work})
+    assert names(stage.found) == [("hang", "note", (1,)), *([("hang", "suspect", (1,))] if ever else [])]
+
+
+@pytest.mark.parametrize("work", ["stack", "modules", "computation"])
+def test_a_rank_that_worked_until_it_hung_was_not_busy(work: str) -> None:
+    stage = Stage()
+    stage.pass_time(1, waiting(1), {1: work})
+    stage.pass_time(5, waiting(1))
+    assert names(stage.found) == [("hang", "suspect", (1,))]
+    assert stage.found[0].latency_s is not None
+    assert stage.found[0].latency_s <= 4
+
+
+def test_of_several_awaited_ranks_those_that_work_are_innocent() -> None:
+    stage = Stage()
+    stage.pass_time(8, [(rank, 9, {"0": (8, 7) if rank > 1 else (7, 7)}) for rank in range(WORLD)], {0: "modules"})
+    assert names(stage.found) == [("hang", "suspect", (1,))]
+
+
+def test_the_advice_names_host_and_process_and_can_be_pasted() -> None:
+    hung, stopped, dead = Stage(), Stage(), Stage()
+    hung.pass_time(6, waiting(1))
+    assert hung.found[0].advice == "Look at its stack, on h1: py-spy dump --pid 101"
+    stopped.pass_time(2, [(rank, 9, {"0": (8, 8)}) for rank in range(WORLD)])
+    stopped.process(1, "stopped")
+    stopped.pass_time(6, [each for each in waiting(1) if each[0] != 1])
+    assert stopped.found[0].advice.endswith("on h1: kill -CONT 101")
+    dead.process(2, "ended", signal.SIGKILL)
+    dead.pass_time(2)
+    assert dead.found[0].advice.endswith("on h2: dmesg -T | grep -i killed")
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_collectives_of_the_guard_are_not_named_as_those_of_the_program(also: bool) -> None:
+    stage = Stage({"0": list(range(WORLD)), OWN: list(range(WORLD))})
+    mine: dict[str, Open] = {OWN: (3, 2, "all_gather", "Long[1]"), "0": (8, 8)}
+    groups = {0: mine, 1: {OWN: (2, 2), "0": (7, 7) if also else (8, 8)}, 2: mine, 3: mine}
+    if also:
+        groups[2] = groups[3] = {OWN: (2, 2), "0": (8, 7)}
+    stage.pass_time(6, [(rank, 9, of) for rank, of in groups.items()])
+    (finding,) = stage.found
+    assert finding.ranks == (1,)
+    assert "all_gather" not in finding.sentence + finding.collective
+    assert finding.collective == ("all_reduce 8 of group 0" if also else "")
+    assert ("an exchange of the guard between two steps" in finding.sentence) != also
+    other: dict[str, Open] = {OWN: (3, 2, "all_reduce", "Long[9]")}
+    apart = Stage({OWN: list(range(WORLD))})
+    apart.pass_time(6, [(rank, 9, other if rank else {OWN: mine[OWN]}) for rank in range(WORLD)])
+    assert not [found for found in apart.found if found.kind == "desync"]
 
 
 def test_no_hang_without_a_wait_or_in_the_first_step_or_while_work_goes_on() -> None:
@@ -241,11 +326,19 @@ def test_silence_alone_is_a_suspicion_and_an_asked_end_is_nothing() -> None:
     assert asked.found == []
 
 
-def steps(detector: Detector, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = ()) -> list[Finding]:
+def steps(
+    detector: Detector, of: int, own: dict[int, list[float]], first: int = 1, kernels: Any = (), load: Any = (0.5, 8)
+) -> list[Finding]:
     found: list[Finding] = []
     for step in range(first, first + of):
         for rank, times in own.items():
-            body = {"shape": "s", "own": times, "total": 100.0, "kernels": kernels[rank] if kernels else []}
+            body = {
+                "shape": "s",
+                "own": times,
+                "total": 100.0,
+                "kernels": kernels[rank] if kernels else [],
+                "load": load,
+            }
             detector.take(Message("times", rank, step, body), float(step))
         found += detector.detect(step + 0.1)
     return found
@@ -262,6 +355,19 @@ def test_a_slow_rank_is_named_after_six_steps_and_a_little_slow_one_never(world:
     detector = Slow(Job(world))
     now_and_then = [steps(detector, 1, late if step % 2 else own, first=step) for step in range(1, 40)]
     assert now_and_then == [[]] * 39
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [((40.2, 8), "40.2 on 8 processors"), ([0.3, 8], "0.3 on 8 processors"), (None, ""), ("x", ""), ([1, "2"], "")],
+)
+def test_a_rank_that_is_late_is_reported_with_the_load_of_its_machine(load: Any, said: str) -> None:
+    own = {rank: [50.0] for rank in range(4)}
+    (finding,) = steps(Slow(Job(4)), LAST, {**own, 1: [60.0]}, load=load)
+    assert (finding.ranks, "1.20 times" in finding.sentence) == ((1,), True)
+    assert ("the load of its machine is" in finding.sentence) == bool(said)
+    assert said in finding.sentence
+    assert ("more processes want a processor" in finding.advice) == said.startswith("40")
 
 
 def test_lateness_where_ranks_wait_between_collectives_and_where_they_do_not() -> None:
@@ -312,6 +418,37 @@ def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> 
     assert (finding.kind, finding.ranks) == ("foreign", (3,))
     assert finding.evidence == {"environment.NCCL_ALGO": ["Tree", "nothing"]}
     assert names(two.detect(2.0)) == [("foreign", "suspect", (0, 1))]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_setting_that_changes_later_is_compared_when_all_ranks_may_have_changed_it(
+    world: int, all_of_them: bool
+) -> None:
+    detector = Foreign(job := Job(world))
+    for rank in range(world):
+        detector.take(Message("facts", rank, 1, facts(rank)), 1.0)
+    assert detector.detect(1.0) == []
+    for rank in range(world):
+        if rank == 1 or all_of_them:
+            detector.take(Message("facts", rank, 7, facts(rank, NCCL_ALGO="Tree")), 2.0 + rank)
+            assert detector.detect(2.0 + rank) == []
+    assert list(job.explanations) == ([] if all_of_them else [0, 1] if world == 2 else [1])
+    found = [*detector.detect(3.0), *detector.detect(12.0), *detector.detect(20.0)]
+    assert [finding.ranks for finding in found] == ([] if all_of_them else [(0, 1) if world == 2 else (1,)])
+    assert all(finding.step == 7 for finding in found if world > 2)
+
+
+def test_what_the_program_does_on_a_rank_explains_what_the_rank_computes() -> None:
+    detector = Foreign(job := Job(4))
+    common: dict[str, Any] = {"ranks": (2,), "cause": "program", "step": 3}
+    detector.observe(Finding("bits", "suspect", "x", stage="optimizer setting", tensor="AdamW.0 lr", **common), 0.0)
+    detector.observe(Finding("data", "suspect", "x", **common), 0.0)
+    detector.observe(Finding("desync", "suspect", "x", tensor="parameter w", **common), 0.0)
+    detector.observe(Finding("desync", "suspect", "x", collective="8 of group 0", **common), 0.0)
+    detector.observe(Finding("data", "suspect", "x", **common | {"ranks": (0, 1, 2, 3)}), 0.0)
+    detector.observe(Finding("bits", "suspect", "x", **common | {"cause": "unknown", "ranks": (1,)}), 0.0)
+    assert {rank: len(phrases) for rank, phrases in job.explanations.items()} == {2: 3}
 
 
 def test_other_kernels_are_compared_among_ranks_of_one_stage() -> None:
@@ -372,6 +509,8 @@ def test_entries_of_the_flight_recorder() -> None:
     timed = flight.step(7, 10, 30, [entry(2, 20, duration_ms=1.5)])
     assert timed is not None
     assert (timed.own, timed.kernels) == ((), (("0", 2, 1.5),))
+    own = entry(9, 25, process_group=[OWN, ""])
+    assert flight.step(7, 10, 30, [*entries, own]) == step
     many = [flight.Step(n, "s", (1.0,), 1.0) for n in range(101, 164)]
     assert [each.step for each in flight.sampled(many, 4)] == [112, 128, 144, 160]
     for ranks in ([3], [0, 1, 2], [1, 3, 5], [0, 1, 5], [5, 1]):

@@ -77,6 +77,36 @@ def test_the_minority_is_named(bad: dict[str, Any], severity: str, cause: str, w
     assert not job.orders
 
 
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("operator", [[EQUAL, BAD], [None, None]], ids=["seen", "not seen"])
+@pytest.mark.parametrize("phrase", ["", "its settings.mkldnn differs", "its AdamW.0 lr differs"])
+def test_a_machine_is_accused_only_where_the_operator_was_seen_and_nothing_else_explains_it(
+    world: int, operator: list[list[str] | None], phrase: str
+) -> None:
+    job = Job(world)
+    if phrase:
+        job.explain(1, phrase)
+    bodies = [report("g", operator=operator[0])] * world
+    bodies[1] = report("x", operator=operator[1])
+    (found,) = detected(bodies, job)
+    machine = operator[0] is not None and not phrase
+    assert found.cause == ("machine" if machine else "unknown")
+    assert (found.severity == "confirmed") == (machine and world > 2)
+    assert "machine" not in found.advice or machine
+    assert phrase in found.sentence
+    if world > 2 and not machine:
+        assert "defect" not in found.sentence
+        assert "the program or the machine may do it" in found.sentence or phrase
+
+    diagnosis = Diagnosis(job, raises=True)
+    for fact in (suspect("bits", 1), found):
+        diagnosis.observe(fact, 0.0)
+    confirmed = diagnosis.detect(0.0)
+    if phrase:
+        assert confirmed == []
+    assert all(each.cause == ("machine" if machine else "unknown") for each in confirmed)
+
+
 def test_equal_ranks_are_healthy() -> None:
     healthy = {"purpose": "scheduled", "of": 0, "work": "", "count": 9, "repeats": True}
     assert detected([healthy] * 4) == []
@@ -96,7 +126,9 @@ def test_what_ranks_legitimately_compute_differently_is_not_compared() -> None:
     "bodies",
     [
         [
-            report(v, repeats=False, purpose="preflight", unrepeated=[wrong("rand", "", "", v, ""), EQUAL])
+            report(
+                v, repeats=False, purpose="preflight", unrepeated=[wrong("rand", "", "", each, "") for each in (v, "z")]
+            )
             for v in "abcd"
         ],
         [report(v, operator=EQUAL, purpose="preflight") for v in "abcd"],
@@ -117,6 +149,50 @@ def test_a_program_that_is_not_deterministic_blames_nobody(bodies: list[dict[str
     assert [(ranks, message.kind) for ranks, message in job.orders] == [
         ((0, 1, 2, 3), "cross_rank_recompute"), ((0, 1, 2, 3), "same_rank_recompute"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pair", "random", "kind", "words"),
+    [
+        ([EQUAL, BAD], False, "nondeterminism", "the program is not deterministic: "),
+        ([EQUAL, BAD], True, "guard", "mul in blocks.0 at train.py:7 draws random numbers"),
+        (
+            [EQUAL, wrong("", "", "dd", "cc", "")],
+            False,
+            "guard",
+            "cannot be run again: mul in blocks.0 at train.py:7 is",
+        ),
+        ([EQUAL, wrong("add", "", "", "", "")], False, "guard", "cannot be run again: "),
+        ([], False, "nondeterminism", "which of them is not known"),
+    ],
+    ids=["operator", "random", "changed", "other operator", "not seen"],
+)
+def test_what_is_not_repeated_is_not_deterministic_or_cannot_be_run_again(
+    pair: list[list[str]], random: bool, kind: str, words: str
+) -> None:
+    more: dict[str, Any] = {"unrepeated": pair, "random": random}
+    bodies = [report(v, repeats=False, purpose="preflight", **more) for v in "abcd"]
+    (across,) = detected(bodies, job := Job(4))
+    detector = SameRankRecomputeDetector(Job(4))
+    detector.take(
+        Message("same_rank_recompute", 0, 7, {"off": "on most ranks", "phase": "x", "tensor": "y", **more}), 0.0
+    )
+    (same,) = detector.detect(0.0)
+    for found in (across, same):
+        assert (found.kind, found.severity, found.ranks, found.cause) == (kind, "note", (), "program")
+        assert words in found.sentence
+    assert len(job.orders) == 2  # checks are off
+
+
+@pytest.mark.parametrize("reasons", [["a", "another rank cannot"], ["a", "a", "b"]])
+def test_that_nothing_checks_the_forward_is_said_once(reasons: list[str]) -> None:
+    detector = CrossRankRecomputeDetector(Job(len(reasons)))
+    for rank, why in enumerate(reasons):
+        assert detector.detect(0.0) == []
+        detector.take(Message("cross_rank_recompute", rank, 1, {"cannot": why}), 0.0)
+    (found,) = [*detector.detect(0.0), *detector.detect(1.0)]
+    assert (found.severity, found.step) == ("note", 1)
+    assert found.sentence == "nothing checks the forward and the backward here: a"
 
 
 def test_one_rank_that_contradicts_itself_is_no_fault_of_the_program() -> None:
@@ -150,6 +226,17 @@ def test_of_two_replicas_the_one_that_contradicts_itself_is_named(at: int | None
     if at is not None:
         assert (found.stage, found.tensor) == ("gradient of activation", "down")
         assert "it repeats: a defect of this machine" in found.sentence
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_contradiction_in_compiled_code_accuses_no_machine(compiled: bool) -> None:
+    healthy = {"purpose": "scheduled", "of": 0, "count": 9, "repeats": True, **({"compiled": True} if compiled else {})}
+    bodies = [{**healthy, "work": f"{rank} of 2"} for rank in range(2)]
+    bodies[1]["contradicts"] = ["activation", "up", "7"]
+    (alone,) = detected(bodies)
+    (peers,) = detected([report("a"), report("b", contradicts=bodies[1]["contradicts"], **healthy | {"work": ""})])
+    for found in (alone, peers):
+        assert (found.ranks, found.cause) == ((1,), "unknown" if compiled else "machine")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +332,13 @@ def test_same_rank_recomputes(third: str, words: str) -> None:
         "up",
     )
     assert words in found.sentence
+    assert found.cause == "machine"
+    detector.job.explain(2, "its settings.mkldnn differs")
+    for step, more in ((10, {}), (11, {"compiled": True})):
+        detector.take(Message("same_rank_recompute", 2, step, {**body, **more}), 0.0)
+        (explained,) = detector.detect(0.0)
+        assert explained.cause == "unknown"
+        detector.job.explanations.clear()
     for rank in range(4):
         detector.take(Message("same_rank_recompute", rank, 10, {**body, "off": "differs on most ranks"}), 0.0)
     (found,) = detector.detect(0.0)
@@ -283,15 +377,15 @@ OF_ONE_DIGEST = [suspect("bits", 1, 8, stage="parameter"), suspect("at_rest", 1,
     [
         ([suspect("bits", 1, groups=((0, 2, 3), (1,)))], None),
         ([suspect("bits", 1), suspect("bits", 1, 10)], None),
-        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 20)], 1),
+        ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 20, cause="machine")], 1),
         ([suspect("bits", 1), suspect("cross_rank_recompute", 2, 20)], None),
         ([suspect("bits", 1), suspect("cross_rank_recompute", 1, 500)], None),
-        ([suspect("at_rest", 2), suspect("collective", 2)], 2),
+        ([suspect("at_rest", 2, cause="machine"), suspect("collective", 2)], 2),
         ([suspect("hang", 3, None), suspect("dead", 3, None)], 3),
         ([suspect("hang", 3, None), suspect("bits", 3)], None),
         ([suspect("slow", 3), suspect("bits", 3)], None),
         ([TIE], None),
-        ([TIE, suspect("at_rest", 1, 9)], 1),
+        ([TIE, suspect("at_rest", 1, 9, cause="machine")], 1),
         ([TIE, TIE], None),
     ],
 )

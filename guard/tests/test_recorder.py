@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dash_guard.recordings.recording import Recording
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.install import cache_key
-from dash_inductor.observers import active
+from dash_inductor.observers import active, phases
 from tests.support.blocks import Model, inputs, plain, train
 from tests.support.global_hooks import global_hooks
 
@@ -230,7 +231,10 @@ def test_compiled_optimizers_and_inference_are_recorded(tmp_path: Path) -> None:
             step()
     assert [number for number, _ in read(tmp_path)] == [1, 2]
     assert [name for name in names(tmp_path, 2) if name.startswith("param")] == ["parameter weight", "parameter bias"]
-    assert "activation Linear (call 2)" in names(tmp_path, 1)
+    here = "test_compiled_optimizers_and_inference_are_recorded"
+    assert [name for name in names(tmp_path, 1) if name.startswith("activation Linear")] == [
+        f"activation Linear (evaluation in {here})", "activation Linear"
+    ]  # fmt: skip
 
 
 def test_an_exception_in_a_module_leaves_the_recording_sound(tmp_path: Path) -> None:
@@ -443,3 +447,66 @@ def test_a_recorder_that_fails_ends_itself(
     result = compare(tmp_path / "a", tmp_path / "b")
     assert result.verdict == "not comparable"
     assert any("the recorder has failed" in reason for reason in result.reasons)
+
+
+def without_gradients(model: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        model(x)
+
+
+def in_evaluation_mode(model: nn.Module, x: Tensor) -> None:
+    model.eval()
+    model(x)
+    model.train()
+
+
+def in_inference_mode(model: nn.Module, x: Tensor) -> None:
+    model.eval()
+    with torch.inference_mode():
+        model(x)
+    model.train()
+
+
+EVALUATIONS = (without_gradients, in_evaluation_mode, in_inference_mode)
+
+
+def recorded(folder: Path, evaluate: Callable[..., None], at: dict[int, int], wrong: int = 0) -> Path:
+    """A short training run with so many evaluations before steps, and other inputs in one step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dash_guard.record(folder):
+        for step in range(1, 7):
+            for number in range(at.get(step, 0)):
+                evaluate(model, torch.ones(3, 4) * number)
+            x = torch.full((3, 4), step + (0.5 if step == wrong else 0.0))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return folder
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS)
+@pytest.mark.parametrize("others", [{}, {3: 1}, {3: 5}, {2: 2, 5: 1}], ids=str)
+def test_evaluations_between_steps_do_not_move_calls_of_the_training(
+    evaluate: Callable[..., None], others: dict[int, int], tmp_path: Path
+) -> None:
+    """The runs evaluate at other times, or as often with more batches."""
+    a = recorded(tmp_path / "a", evaluate, {3: 2})
+    result = compare(a, recorded(tmp_path / "b", evaluate, others))
+    assert (result.verdict, result.first) == ("equal", None)
+    assert any(f"(evaluation in {evaluate.__name__}" in reason for reason in result.reasons), result.reasons
+    found = compare(a, recorded(tmp_path / "c", evaluate, others, wrong=4)).first
+    assert found is not None
+    assert (found.step, found.phase, found.tensor) == (4, phases.INPUT, "Sequential")
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS)
+def test_what_evaluations_of_both_runs_compute_is_compared(evaluate: Callable[..., None], tmp_path: Path) -> None:
+    def another(model: nn.Module, x: Tensor) -> None:
+        evaluate(model, x + 1)
+
+    a, b = (recorded(tmp_path / name, function, {3: 1}) for name, function in (("a", evaluate), ("b", another)))
+    found = compare(a, b).first
+    assert found is not None
+    assert (found.step, found.tensor) == (3, f"Sequential (evaluation in {evaluate.__name__})")

@@ -14,6 +14,7 @@ import pytest
 from dash_guard.cli import main
 from dash_guard.errors import RecordingError
 from dash_guard.report import page, pictures, report
+from dash_guard.report.entries import entries
 from dash_guard.report.findings import Finding, FindingsFile
 
 HANG = Finding(
@@ -135,3 +136,41 @@ def test_control_characters_and_markup_are_escaped(tmp_path: Path) -> None:
     assert "\u202e" not in html
     assert pictures.of(found.findings[1]) == ""
     assert pictures.of(found.findings[0]).count("<circle") == 2
+
+
+def fact(kind: Any, severity: Any, ranks: tuple[int, ...] = (1,), **more: Any) -> Finding:
+    return Finding(kind, severity, f"{kind} of {ranks} is {severity}", ranks=ranks, **more)
+
+
+HUNG = {"collective": "all_reduce 8 of group 0", "step": 9}
+
+
+@pytest.mark.parametrize(
+    ("findings", "shown"),
+    [
+        ([fact("hang", "note", **HUNG), fact("hang", "suspect", **HUNG), fact("hang", "confirmed", **HUNG)], [(2, 2)]),
+        ([fact("hang", "suspect", **HUNG), fact("hang", "suspect", **HUNG | {"step": 70})], [(0, 0), (1, 0)]),
+        ([fact("hang", "suspect", **HUNG), fact("hang", "suspect", (2,), **HUNG)], [(0, 0), (1, 0)]),
+        (
+            [
+                fact("at_rest", "suspect", step=8),
+                fact("slow", "suspect", (3,), step=8),
+                fact("bits", "suspect", (0, 1), step=9, groups=((0,), (1,))),
+                fact("bits", "confirmed", step=8, evidence={"at_rest": "", "bits": ""}),
+            ],
+            [(3, 2), (1, 0)],
+        ),
+        (
+            [fact("at_rest", "suspect", step=8), fact("bits", "confirmed", step=900, evidence={"at_rest": ""})],
+            [(1, 0), (0, 0)],
+        ),
+        ([fact("data", "note"), fact("slow", "suspect", step=4), fact("dead", "confirmed")], [(2, 0), (1, 0), (0, 0)]),
+    ],
+    ids=["updated", "later", "other rank", "combined", "far apart", "the verdict first"],
+)  # fmt: skip
+def test_a_report_has_one_entry_for_each_thing(findings: list[Finding], shown: list[tuple[int, int]]) -> None:
+    found = entries(findings)
+    assert [(findings.index(entry.finding), len(entry.before)) for entry in found] == shown
+    content = report.text(report.Report("x", tuple(findings), {}, 4, 4))
+    said = [finding.sentence for finding in findings]
+    assert all(content.count(sentence) == said.count(sentence) for sentence in said)

@@ -67,6 +67,16 @@ def test_a_bit_that_flips_at_rest_and_a_hang_are_named(tmp_path: Path) -> None:
     assert coverage["bits"]["counts"]["compared"] > 0
 
 
+def test_a_rank_that_evaluates_alone_is_busy(tmp_path: Path) -> None:
+    guard = tmp_path / "guard"
+    job = watch(guard, *torchrun(3, "guard.tests.support.guarded", str(tmp_path), "cpu", "evaluate"))
+    said = job.communicate(timeout=150)[1]
+    (finding,) = read(guard)
+    assert (finding.kind, finding.severity, finding.ranks) == ("hang", "note", (BAD,)), said
+    assert "busy in Job.evaluate (guarded.py:" in finding.sentence
+    assert "2 ranks wait" in finding.sentence
+
+
 @pytest.mark.full
 def test_every_fault_is_named_in_time_and_nobody_else(tmp_path: Path) -> None:
     faults = ("foreign", "slow", "data", "hang", "stop", "kill")
@@ -134,6 +144,7 @@ def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path,
         assert list(facts["clean"]["coverage"]["data"]["unseen"]) == []
         assert result.stderr.count("training goes on, and is not checked from here") == 2  # ranks of the killed monitor
         assert "closed the connection" in json.dumps(load(tmp_path / "killed").coverage)
+        assert "frame #" not in result.stderr, "no stack of C++"
 
 
 @pytest.mark.full

@@ -38,6 +38,9 @@ _LABEL = 100  # characters
 _REDUCE, _SCATTER = "all_reduce", "reduce_scatter"
 
 
+_BACKWARDS = 1 << 32  # of one model
+
+
 @dataclass
 class _Results:
     """The lanes of the results of one kind of collective in one group of ranks in this step.
@@ -99,12 +102,13 @@ class CollectiveChecksums(Check):
         if not self._agreed and self._every > 0 and self.rank.world > 1:
             self._agreed = True
             self._agree()
-        for reduction, where, reference in self._reductions:
+        for model, (reduction, where, reference) in enumerate(self._reductions):
             again = reduction.second()
             if again is None:
                 continue
             backward, bucket, result = again
-            first = self._results[where].first.get((backward, bucket)) if where in self._results else None
+            key = model * _BACKWARDS + backward, bucket
+            first = self._results[where].first.get(key) if where in self._results else None
             if first is not None and self._may(result):
                 name = f"bucket {bucket} of {_names(reference)}"
                 self._results[where].twice.append((first, lanes_of([result]), name))
@@ -203,7 +207,7 @@ class CollectiveChecksums(Check):
 
     def _put(self, model: DistributedDataParallel, ranks: tuple[int, ...]) -> None:
         where = f"all_reduce {spelled(ranks)}"
-        on_reduced = functools.partial(_reduced, weakref.ref(self), where)
+        on_reduced = functools.partial(_reduced, weakref.ref(self), where, len(self._reductions))
         reduction = Reduction(model, on_reduced, self._state.counts(model))
         try:
             reduction.put(model)
@@ -229,7 +233,8 @@ class CollectiveChecksums(Check):
 
         Args:
             where: the kind of the collective and its ranks, as text.
-            backward: the number of the backward under DDP, or of the `all_reduce` of a module under HSDP.
+            backward: the number of the backward under DDP, which differs between models, or of the `all_reduce` of a
+                module under HSDP.
             bucket: the index of the bucket under DDP, or a negative number for the module under HSDP.
             result: the reduced tensor.
         """
@@ -287,10 +292,12 @@ class CollectiveChecksums(Check):
         self.send(step, checksums=kept)
 
 
-def _reduced(check: weakref.ref[CollectiveChecksums], where: str, backward: int, bucket: int, result: Tensor) -> None:
+def _reduced(
+    check: weakref.ref[CollectiveChecksums], where: str, model: int, backward: int, bucket: int, result: Tensor
+) -> None:
     here = check()
     if here is not None:
-        here.reduced(where, backward, bucket, result)
+        here.reduced(where, model * _BACKWARDS + backward, bucket, result)
 
 
 def _summed(check: weakref.ref[CollectiveChecksums], where: str, module: int, call: int, result: Tensor) -> None:

@@ -3,8 +3,9 @@
 Note [Cross-rank recompute]
 It finds a defect that repeats, which no repetition on the same rank can show. It needs no stored reference: the ranks
 check each other. It runs in one of `cross_rank_recompute` steps. The seed and the step alone decide in which one, so
-that all ranks run it at the same place: before the first optimizer of the step, when gradients are complete. The ranks
-first agree over the guard's own group that all of them can run it. Then one rank, chosen by turns, sends its inputs.
+that all ranks run it at the same place: before each optimizer of the step, when its gradients are complete. The ranks
+first agree over the guard's own group that all of them can run it. Then one rank, chosen by turns, sends its inputs. A
+program may call several models between two updates, such as the two of a GAN: the last call of each runs again.
 
 * The determinism preflight: in the first step of training, the recompute runs twice. If most ranks do not repeat their
   own bits, or healthy ranks differ, the program is not deterministic, and no machine may be blamed.
@@ -33,7 +34,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dash_inductor.errors import described
 from dash_inductor.observers import active, phases
@@ -41,20 +43,24 @@ from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names
 from dash_inductor.upstream.eager import in_backward, is_compiled, not_compiled
 
+from ..fingerprints.fingerprint import why_unseen
 from ..recompute.execution import Digest, Execution, zero
 from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
-from ..recompute.operators import Operator, OperatorLog
+from ..recompute.operators import OperatorLog
 from ..recompute.parameters import Protected, Versions
 from ..shared.votes import classes, first_difference
 from ..transport.messages import Message
-from ..upstream.parallel import is_gathered, why_not_again
+from ..upstream.parallel import is_gathered, needs_accumulation, why_not_again
 from .check import Check, Host
-from .state import State
+from .state import State, lanes_of
 
 PREFLIGHT, SCHEDULED, ORDERED = "preflight", "scheduled", "ordered"
 _PURPOSES = (PREFLIGHT, SCHEDULED, ORDERED)
 AGREE = 8
 """The number of steps after which ranks ask each other again whether the monitor has requested a recompute."""
+
+CALLS = 4
+"""The largest number of models whose last calls run again before one optimizer steps; more take turns."""
 
 _WINDOW = 8  # digests from the first one that differs, and one before it
 
@@ -86,16 +92,20 @@ class CrossRankRecompute(Check):
     def __init__(self, rank: Host, cross_rank_recompute: int = 100, seed: int = 0, **settings: Any) -> None:
         super().__init__(rank, **settings)
         self._every, self._seed = cross_rank_recompute, seed
-        self._function_preflight_done = False
         self._function: Callable[[], object] | None = None
         self._names = Names()
         self._roots: dict[int, tuple[nn.Module, Any]] = {}  # with the handle of a hook
         self._depth = 0
-        self._batch: MicroBatch | None = None
+        self._batches: dict[int, MicroBatch] = {}  # the last call of each outermost module, by its id
         self._versions: Versions | None = None  # of the module that runs, when it began
         self._wanted, self._cannot = False, ""
-        self._held = 0  # the last step that has decided whether to recompute
-        self._tried = self._preflight_done = False
+        self._held: dict[int, int] = {}  # by optimizer, the last step that has decided whether to recompute
+        self._tried: set[int] = set()  # optimizers before which a recompute was tried
+        self._preflights: set[int] = set()  # ids of modules whose preflight is done
+        self._weights: dict[int, str] = {}  # which weights a module had then: pipelines have others in each stage
+        self._calls, self._last = 0, 0  # recomputes of this step, and the step of the last one
+        self._alone_in_forward = not settings.get("same_rank_recompute")  # whether no other check runs a forward again
+        self._said = False
         self._turn = 0
         self._order = 0  # its number, 0 for none
         self._excluded: frozenset[str] = frozenset()
@@ -106,8 +116,8 @@ class CrossRankRecompute(Check):
 
     def step_began(self, step: int) -> None:
         """Decide whether the inputs of modules are copied in this step, because it may have a recompute."""
-        self._batch, self._cannot = None, ""
-        self._wanted = not self._off and self._purpose(step) != ""
+        self._batches, self._cannot = {}, ""
+        self._wanted = not self._off and self._may_run(step)
 
     @not_compiled
     def module_begins(self, module: nn.Module) -> None:
@@ -132,10 +142,11 @@ class CrossRankRecompute(Check):
         if not active.is_on(self.rank) or in_backward():
             return  # not training, or a checkpoint runs a part again
         try:
-            self._batch, self._cannot = MicroBatch.of(module, args, kwargs), ""
-            self._batch.cannot = "" if self._versions is None else self._versions.why_not_again()
+            self._batches.pop(id(module), None)
+            self._batches[id(module)] = batch = MicroBatch.of(module, args, kwargs)
+            batch.cannot = "" if self._versions is None else self._versions.why_not_again()
         except Exception as error:  # a hook of the program's module must not raise
-            self._batch, self._cannot = None, described(error)
+            self._cannot = described(error)
 
     def order(self, message: Message) -> None:
         """Receive the monitor's request to recompute at the next step where ranks agree, or to switch the check off."""
@@ -146,18 +157,19 @@ class CrossRankRecompute(Check):
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Run the recompute of this step, if it has one, now that gradients are complete."""
-        step = self.rank.step
-        if self._held == step:
+        step, number = self.rank.step, id(optimizer)
+        if self._held.get(number) == step:
             return
-        self._held = step
-        wanted = self._purpose(step)
-        if not wanted:
+        self._held[number] = step
+        if not (self._scheduled(step) or number not in self._tried or self._may_be_ordered(step)):
             return
-        self._tried = True
+        scheduled = self._scheduled(step) or number not in self._tried
+        self._tried.add(number)
         if in_backward():
-            self._unseen("the optimizer steps within the backward")
+            self._say_unseen(step, "the optimizer steps within the backward")
             return
-        self._start(step, wanted)
+        batches, self._batches = list(self._batches.values()), {}
+        self._start(step, batches, scheduled)
 
     def run_now(self, function: Callable[[], object]) -> None:
         """Run a cross-rank recompute of a function of the program now; all ranks call this.
@@ -167,7 +179,7 @@ class CrossRankRecompute(Check):
         """
         self._function = function
         try:
-            self._start(self.rank.step, SCHEDULED if self._function_preflight_done else PREFLIGHT)
+            self._start(self.rank.step, [], True)
         finally:
             self._function = None
 
@@ -182,47 +194,61 @@ class CrossRankRecompute(Check):
     def _scheduled(self, step: int) -> bool:
         return self._every > 0 and (step - 1) % self._every == place(self._seed, (step - 1) // self._every, self._every)
 
-    def _purpose(self, step: int) -> str:
-        if self._scheduled(step) or not self._tried:
-            return SCHEDULED if self._preflight_done else PREFLIGHT
-        return ORDERED if self._preflight_done and step % AGREE == 0 else ""
+    def _may_be_ordered(self, step: int) -> bool:
+        return bool(self._preflights) and step % AGREE == 0
 
-    def _start(self, step: int, purpose: str) -> None:
-        batch, group = None if self._function is not None else self._batch, self.rank.group
-        why = self._why_not(batch)
-        mine = [step, _PURPOSES.index(purpose), self._order, bool(self._off), bool(why)]
-        mine += [batch.signature(), batch.shapes(), compiled(batch)] if batch is not None else [0, 0, 0]
-        everyone = group.gather(mine)
-        _, _, orders, off, cannot, signatures, shapes, graphs = zip(*everyone, strict=True)
+    def _may_run(self, step: int) -> bool:
+        """Whether a step may have a recompute: every optimizer has one before its first step, most in step 1."""
+        return self._scheduled(step) or not self._preflights or self._may_be_ordered(step) or step <= 2
+
+    def _start(self, step: int, batches: list[MicroBatch], scheduled: bool) -> None:
+        group = self.rank.group
+        batches = self._chosen(batches)
+        why = self._why_not(batches)
+        mine = [step, scheduled, self._order, bool(self._off), bool(why), len(batches)]
+        mine += [_hash([batch.signature() for batch in batches]), _hash([batch.shapes() for batch in batches])]
+        everyone = group.gather([*mine, any(map(compiled, batches))])
+        _, _, orders, off, cannot, _, signatures, shapes, graphs = zip(*everyone, strict=True)
         if len({tuple(row[:2]) for row in everyone}) > 1:
             self._unseen("ranks are not in the same step")
             return
         if any(off):
             self._off = self._off or "another rank has switched it off"
-        if self._off or (purpose == ORDERED and not min(orders)):
+        if self._off or not (scheduled or min(orders)):
             return
-        if purpose == ORDERED:
+        if not scheduled:
             self._order = 0
         if any(cannot) or len(set(signatures)) > 1:
-            self._unseen(why or ("another rank cannot" if any(cannot) else "ranks do not call the same module"))
+            self._say_unseen(step, why or ("another rank cannot" if any(cannot) else "ranks call different modules"))
             return
         if any(graphs) and len(set(shapes)) > 1:
             self._unseen("ranks have inputs of different shapes, which would recompile graphs")
             return
         of = self._turn % len(everyone)
         self._turn += 1
-        self._recompute(step, purpose, of, batch)
+        for batch in [None] if self._function is not None else batches:
+            if not self._off:
+                self._recompute(step, SCHEDULED if scheduled else ORDERED, of, batch)
 
-    def _why_not(self, batch: MicroBatch | None) -> str:
+    def _chosen(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """At most `CALLS` of the calls, by turns; the last ones first."""
+        if len(batches) <= CALLS:
+            return batches
+        self._unseen(f"calls of more than {CALLS} models between two updates")
+        start = self._turn * CALLS % len(batches)
+        return [*batches, *batches][start : start + CALLS]
+
+    def _why_not(self, batches: list[MicroBatch]) -> str:
         if self._function is not None:
             roots = [root for root, _ in self._roots.values()]
             gathered = any(map(is_gathered, roots))
             why = "FSDP2 has gathered parameters, as between a forward and its backward" if gathered else ""
             why = why if roots else "no model has run yet"
-        elif batch is None:
+        elif not batches:
             roots, why = [], self._cannot or "no module was called with gradients in this step"
         else:
-            roots, why = [batch.root], batch.why_not_sent()
+            roots, why = [batch.root for batch in batches], self._cannot
+            why = why or next(filter(None, (batch.why_not_sent() for batch in batches)), "")
         parted = State.of(self.rank).classes.parted
         if any(not parted.isdisjoint(root.modules()) for root in roots):
             return "replicas of the model have diverged: it was updated by gradients that were not reduced"
@@ -230,15 +256,20 @@ class CrossRankRecompute(Check):
 
     def _recompute(self, step: int, purpose: str, of: int, batch: MicroBatch | None) -> None:
         group, refused = self.rank.group, ""
-        if self._function is None:
-            self._preflight_done = True
-        else:
-            self._function_preflight_done = True
+        if self._last != step:
+            self._last, self._calls = step, 0
+        self._calls += 1
+        key = 0 if batch is None else id(batch.root)
+        purpose = purpose if key in self._preflights else PREFLIGHT
+        if key not in self._preflights:
+            self._preflights.add(key)
+            self._weights[key] = _weights([] if batch is None else [batch.root])
         if self._function is None and batch is not None:
             batch, refused = self._received(batch, of)
         run = functools.partial(self._run, batch, seed=self._seed * 1_000_003 + step, preflight=purpose == PREFLIGHT)
         first, work, failed = run() if not refused else ([], "", refused)
         second = run()[0] if purpose == PREFLIGHT and not refused else first
+        work = f"{work} {self._weights[key]}".strip()
         kept = [d.number() for d in first if _label(d) not in self._excluded]
         repeats = [d.number() for d in second if _label(d) not in self._excluded] == kept
         works = group.gather([_hash(work), _hash(kept), repeats, bool(failed)])
@@ -247,6 +278,9 @@ class CrossRankRecompute(Check):
             self._unseen(self._off)
             return
         body: dict[str, Any] = {"purpose": purpose, "of": of, "work": work, "count": len(kept), "repeats": repeats}
+        body["call"] = self._calls
+        if any(is_compiled(root) for root in self._models(batch)):
+            body["compiled"] = True  # its operators are not seen
         peers = classes({rank: str(row[0]) for rank, row in enumerate(works)})
         alone = len(peers) == len(works) > 1
         differ = any(len({works[rank][1] for rank in ranks}) > 1 for ranks in peers)
@@ -305,7 +339,7 @@ class CrossRankRecompute(Check):
         around = fit_for_graphs()
         failed = ""
         try:
-            roots = [root for root, _ in self._roots.values()] if batch is None else [batch.root]
+            roots = self._models(batch)
             in_graphs = any(map(is_compiled, roots))
             with ExitStack() as stack:
                 if not in_graphs:
@@ -326,6 +360,10 @@ class CrossRankRecompute(Check):
         failed = failed or execution.failed
         roots_ = f"{execution.roots} " if self._function is not None else ""
         return digests, roots_ + execution.work(), failed
+
+    def _models(self, batch: MicroBatch | None) -> list[nn.Module]:
+        """The outermost modules of a micro-batch, or, without one, of the program."""
+        return [root for root, _ in self._roots.values()] if batch is None else [batch.root]
 
     def _compared(self, first: list[Digest], second: list[Digest], peers: list[list[int]]) -> dict[str, Any]:
         """The digests of both runs, from the first one in which ranks differ."""
@@ -388,10 +426,11 @@ class CrossRankRecompute(Check):
         body: dict[str, Any] = {}
         across = first_difference(rows, peers)
         if across is not None and across < len(logs[0].operators):
-            body["operator"] = _written(logs[0].operators[across])
+            body["operator"] = logs[0].operators[across].written()
         own = first_difference(dict(enumerate([each.number() for each in log.operators] for log in logs)), [[0, 1]])
         if own is not None and own < min(len(log.operators) for log in logs):
-            body["unrepeated"] = [_written(log.operators[own]) for log in logs]
+            body["unrepeated"] = [log.operators[own].written() for log in logs]
+            body["random"] = logs[0].operators[own].is_random
         return body
 
     def _exclude(self, first: list[Digest], peers: list[list[int]]) -> None:
@@ -409,9 +448,16 @@ class CrossRankRecompute(Check):
             values = [rows[rank][number] for rank in own]
             if 2 * max(values.count(value) for value in values) <= len(values):
                 excluded.add(_label(digest))
-        self._excluded = frozenset(excluded)
+        self._excluded |= excluded
         for label in sorted(excluded)[:20]:
             self._unseen(f"{label} differs between all ranks of this program")
+
+    def _say_unseen(self, step: int, why: str) -> None:
+        """Count a recompute that could not run, and tell the monitor if none has run: nothing checks the forward."""
+        self._unseen(why)
+        if not self._preflights and not self._said and self._alone_in_forward and self.rank.world > 1:
+            self._said = True
+            self.send(step, cannot=why[:200])
 
     def _unseen(self, why: str) -> None:
         self.rank.coverage.unseen(self.name, why)
@@ -421,14 +467,16 @@ def _label(digest: Digest) -> str:
     return f"{digest.phase} {digest.tensor}"
 
 
-def _written(operator: Operator) -> list[str]:
-    return [
-        operator.name[:200],
-        operator.where[:200],
-        operator.inputs.hex(),
-        operator.outputs.hex(),
-        str(operator.strange),
-    ]
+def _weights(roots: Sequence[nn.Module]) -> str:
+    """Identifies the weights of models that are not divided among ranks; "" for other models."""
+    parameters = [parameter for root in roots for parameter in root.parameters()]
+    if any(map(needs_accumulation, roots)) or any(isinstance(p, DTensor) or why_unseen(p) for p in parameters):
+        return ""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.numel():
+            by_device.setdefault(parameter.device, []).append(parameter.detach())
+    return f"{_hash([lanes_of(tensors).tolist() for tensors in by_device.values()]) % (1 << 32):08x}"
 
 
 def _hash(value: object) -> int:

@@ -1,4 +1,7 @@
-"""Sends what a rank runs (versions, settings and environment variables) once, before its first step."""
+"""Sends what a rank runs (versions, settings and environment variables) before its first step.
+
+Settings that a program changes later are sent again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from .check import Check, Host
 
 
 class Facts(Check):
-    """A check that sends `environment.facts` once, at the first event on the training thread.
+    """A check that sends `environment.facts` at the first event on the training thread, and when settings change.
 
     On this thread, the current GPU is that of the rank.
     """
@@ -24,20 +27,22 @@ class Facts(Check):
 
     def __init__(self, rank: Host, **settings: Any) -> None:
         super().__init__(rank, **settings)
-        self._every, self._sent = int(settings.get("every", 1)), False
+        self._every, self._sent = int(settings.get("every", 1)), dict[str, Any]()
 
     def module_begins(self, module: nn.Module) -> None:
         """Send the facts if they were not sent before."""
-        self._send_once()
+        if not self._sent:
+            self._send_new()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the facts if they were not sent before, for a program that runs no module."""
-        self._send_once()
+        """Send the facts if they were not sent before, or if a setting has changed since."""
+        self._send_new()
 
     @not_compiled
-    def _send_once(self) -> None:
-        if not self._sent:
-            self._sent = True
+    def _send_new(self) -> None:
+        now = environment.changeable()
+        if now != self._sent:
+            self.rank.coverage.count(self.name, ranks=int(not self._sent))
+            self._sent = now
             facts = environment.facts(self.rank.number, self.rank.world, self._every)
             self.send(self.rank.step, facts=facts, device=device_uuid())
-            self.rank.coverage.count(self.name, ranks=1)

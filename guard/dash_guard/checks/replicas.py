@@ -1,7 +1,8 @@
 """Compares what several ranks must hold with equal bits, by digests.
 
 This is reduced gradients, parameters, optimizer state, buffers that are broadcast, and optimizer settings, which ranks
-share even where they divide everything else.
+share even where they divide everything else. Copies of parameters that the program keeps itself, such as averaged
+weights, are found in some of the first steps (`kept_state`).
 
 Each step sends one root digest per stage (kind of tensor) and class of ranks (the ranks that must be equal), for the
 last four steps at most, in less than 1 KB. The monitor asks for the digests below a root if roots differ. The monitor
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dash_inductor.errors import described
 from dash_inductor.observers.names import inner
 
 from ..shared.class_names import LEARNED, LENGTH, members, spelled
@@ -27,6 +29,7 @@ from .check import Check, Host
 from .classes import broadcast_buffers
 from .digests import Arriving, Labels, Leaves, Queue, Ring, short
 from .hyperparameters import Hyperparameters
+from .kept_state import SEARCHES, KeptState
 from .state import Entry, Hashed, State
 
 SENT = 4
@@ -40,6 +43,9 @@ CLASSES = 6
 
 LEARNING = 24
 """The largest number of steps in which digests of undeclared tensors are sent; most classes are learned earlier."""
+
+COPIES_EVERY = 8
+"""How often copies of parameters are compared that the program keeps itself, once their classes are learned."""
 
 _UNDECLARED = 600  # tensors of a stage whose classes are learned
 _PAGE = 200  # names of a message
@@ -71,6 +77,7 @@ class Replicas(Check):
         self._names: dict[str, dict[str, None]] = {}  # names whose values the monitor gets, by stage
         self._pages: dict[tuple[str, int], list[str]] = {}  # names that the monitor has
         self._learning = LEARNING
+        self._copies, self._looks_for_copies = KeptState(), True
 
     def step_began(self, step: int) -> None:
         """Discard what a skipped step has left, and send the root digests whose copies from the device have arrived."""
@@ -104,6 +111,8 @@ class Replicas(Check):
 
     def step_done(self, step: int) -> None:
         """Queue the root digests of the step; they are sent as soon as the lanes have been copied to the host."""
+        if self._parts:
+            self._keep_copies(step)
         parts, self._parts = self._parts, []
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]
@@ -111,6 +120,22 @@ class Replicas(Check):
             self._queue.put(arriving, functools.partial(self._arrived, step, described, arriving))
             self._learning -= 1
         self._queue.poll()
+
+    def _keep_copies(self, step: int) -> None:
+        """Hash the copies of parameters that the program keeps, and look for them in some steps."""
+        if not self._looks_for_copies:
+            return
+        try:
+            if self._copies.settle():
+                self._learning = max(self._learning, LEARNING)
+            if step in SEARCHES:
+                self._copies.search(*self._state.searched())
+            if self._learning > 0 or step % COPIES_EVERY == 0:
+                wanted = [entry for entry in self._copies.entries() if self._class_of(entry)]
+                self._keep(self._state.hash(self.name, wanted))
+        except Exception as error:  # an object of the program that is more than it seems
+            self._looks_for_copies = False
+            self.rank.coverage.unseen(self.name, f"copies of parameters that the program keeps: {described(error)}")
 
     def order(self, message: Message) -> None:
         """Answer the monitor's request for the digests below a root, or take over classes of ranks it has learned."""
@@ -160,13 +185,13 @@ class Replicas(Check):
         again: set[tuple[str, str]] = set()
         for (entries, descriptions), numbers in zip(parts, arriving, strict=True):
             lanes = numbers.numbers().tobytes()
-            for row, (entry, described) in enumerate(zip(entries, descriptions, strict=True)):
+            for row, (entry, description) in enumerate(zip(entries, descriptions, strict=True)):
                 of = self._class_of(entry)
                 if of and len(of) <= LENGTH:
                     table = found.setdefault((of, entry.stage), {})
                     if entry.name in table:
                         again.add((of, entry.stage))
-                    table[entry.name] = described, lanes[16 * row : 16 * row + 16]
+                    table[entry.name] = description, lanes[16 * row : 16 * row + 16]
                 else:
                     why = "no other rank is declared to have it" if not of else "its list of ranks is too long"
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
@@ -180,7 +205,7 @@ class Replicas(Check):
                 self._teach(step, stage, leaves)
             else:
                 kept[of, stage] = leaves
-        count = sum(len(leaves.labels.names) for leaves in kept.values())
+        count = sum(len(leaves.labels.names) for leaves in kept.values() if isinstance(leaves, Leaves))
         self.rank.coverage.count(self.name, steps=1, tensors=count)
         self._roots(step)
 

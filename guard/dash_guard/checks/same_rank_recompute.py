@@ -18,11 +18,12 @@ from dash_inductor.errors import described
 from dash_inductor.observers import active, phases
 from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names
-from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, not_compiled
+from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, is_compiled, not_compiled
 
 from ..recompute.execution import Digest, Execution
 from ..recompute.kept import Kept
-from ..recompute.micro_batch import MicroBatch, Random, Settings, results_of
+from ..recompute.micro_batch import MicroBatch, Random, Settings, in_eager_code, results_of
+from ..recompute.operators import OperatorLog
 from ..recompute.parameters import Versions
 from ..transport.messages import Message
 from .check import Check, Host
@@ -155,15 +156,17 @@ class SameRankRecompute(Check):
                 if found and found["call"] == number + 1:
                     found["third"] = _value(digests, found["place"])
         shares = any(call.execution.work() for call in calls)
+        graphs = {"compiled": True} if any(is_compiled(call.root) for call in calls) else {}
         where = [found["call"], found["place"]] if found else [0, 0]
         rows = group.gather([bool(found), bool(failed), shares, *where])
-        self._calls.clear()
+        self._calls = []
         if any(row[1] for row in rows):
             self._off = failed or "it has failed on another rank"
             self.rank.coverage.unseen(self.name, self._off)
             return
         differ = sum(row[0] for row in rows)
         if not self._preflight_done and 2 * differ >= len(rows):
+            found |= self._operators(calls)
             self._off = "a step that is run again computes something else on most ranks"
             self.rank.coverage.unseen(self.name, self._off)
         self._preflight_done = True
@@ -172,12 +175,27 @@ class SameRankRecompute(Check):
             found = {}  # ranks that split modules pass on a wrong value that came before
         if found or self._off:
             alike = sum(bool(row[0]) and row[3:] == where for row in rows)
-            self.send(step, calls=len(calls), off=self._off, alike=alike, **found)
+            self.send(step, calls=len(calls), off=self._off, alike=alike, **graphs, **found)
 
-    def _again(self, call: _Call, failed: str) -> tuple[list[Digest], str]:
+    def _operators(self, calls: list[_Call]) -> dict[str, Any]:
+        """The first operator whose two further runs differ; all ranks run all calls."""
+        logs = []
+        for _ in range(2):
+            logs.append(log := OperatorLog())
+            for call in calls:
+                self._again(call, "", log)
+        pairs = zip(*(log.operators for log in logs), strict=False)
+        pair = next((pair for pair in pairs if pair[0].number() != pair[1].number()), None)
+        return {} if pair is None else {"unrepeated": [each.written() for each in pair], "random": pair[0].is_random}
+
+    def _again(self, call: _Call, failed: str, log: OperatorLog | None = None) -> tuple[list[Digest], str]:
         execution = Execution(self._names)
         try:
-            if call.batch is not None:
+            if call.batch is not None and log is not None:
+                log.module = execution.module
+                with log:
+                    call.batch.run(execution, None, in_eager_code)
+            elif call.batch is not None:
                 call.batch.run(execution, None, copies=not self._preflight_done)
         except Exception as error:  # all ranks learn of it and go on training together
             failed = failed or f"it has failed: {described(error)}"[:300]

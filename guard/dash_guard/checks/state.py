@@ -213,6 +213,37 @@ class State:
             if id(parameter) not in trained and self.names.knows(parameter)
         ]
 
+    def untrained(self, optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+        """The ids of the tensors of models that have run and of which none of the given optimizers updates anything.
+
+        The program may write them as it likes, such as a copy of the model with averaged weights.
+        """
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        return {
+            id(tensor)
+            for root in self._roots
+            if trained.isdisjoint(map(id, root.parameters()))
+            for tensor in (*root.parameters(), *root.buffers())
+        }
+
+    def searched(self) -> tuple[list[tuple[str, Tensor]], set[int]]:
+        """The parameters of optimizers of which the program may keep copies, and the ids of what is no copy.
+
+        These are the tensors of models that have run and of optimizers, and the gradients.
+        """
+        entries = [entry for entries in self._entries.values() for entry in entries]
+        named = [
+            (entry.name, tensor)
+            for entry in entries
+            if entry.stage == phases.PARAMETER
+            and (tensor := entry.tensor()) is not None
+            and not isinstance(tensor, DTensor)
+        ]
+        tensors = [entry.tensor() for entry in entries]
+        tensors += [each for root in self._roots for each in (*root.parameters(), *root.buffers())]
+        tensors += [each.grad for each in tensors if each is not None and each.is_leaf]
+        return named, {id(each) for each in tensors if each is not None}
+
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
         """The lanes of the parameters and state of an optimizer that has just stepped; computed once for all checks."""
         key = self.rank.step, id(optimizer)

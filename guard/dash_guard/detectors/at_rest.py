@@ -1,6 +1,8 @@
 """Finds ranks whose state changed between two uses, while nothing should write it.
 
-A change on one rank accuses that rank; a change on most ranks comes from the program.
+A change on one rank accuses that rank; a change on most ranks comes from the program. Only a single bit accuses its
+machine: a program may write past PyTorch's version counters on some ranks, as in an evaluation on rank 0 with other
+weights, which it puts back before they are trained again.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ PATIENCE = 3.0
 """Seconds after which the detector no longer waits for messages about a step."""
 
 RECURRENT = 3
-"""The number of steps in which a job of one rank may find the same tensor changed before it counts as written by the
-program.
+"""The number of steps in which a rank finds the same tensor changed by more than a bit until it counts as written by
+the program.
 """
 
 SINCE = "compared with the update of step"
@@ -50,7 +52,12 @@ class _Report:
     changed: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
     updates: dict[int, int] = field(default_factory=dict)
     written: dict[int, tuple[list[Tensor], int]] = field(default_factory=dict)
+    one_bit: set[int] = field(default_factory=set)
     tensors: int = 0
+
+    def is_clear(self) -> bool:
+        """Whether all that has changed are single bits, which no program writes and restores at the update."""
+        return not self.written and self.one_bit.issuperset(self.changed)
 
 
 class AtRest(Detector):
@@ -61,9 +68,11 @@ class AtRest(Detector):
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job)
         self._reports: dict[tuple[int, str], _Report] = {}
+        self._restored: set[tuple[int, int]] = set()  # steps and ranks
         self._hashes: list[tuple[int, int]] = []  # ranks and steps in which their hash was wrong
         self._heard: dict[int, int] = {}  # the last moment that each rank has reported
         self._reported: dict[Any, int] = {}
+        self._changes: dict[tuple[int, str], tuple[int, int]] = {}  # steps in which a tensor has changed, and the last
 
     def take(self, message: Message, now: float) -> None:
         """Take a rank's report about tensors that changed or were written, or about a failed test of the hash."""
@@ -74,11 +83,15 @@ class AtRest(Detector):
             return
         moment = 2 * message.step + (when != "begin") + (when == "end")
         self._heard[message.rank] = max(moment, self._heard.get(message.rank, 0))
+        if body.get("restored") is True:
+            self._restored.add((message.step, message.rank))
         for kind, count in (("changed", "changes"), ("written", "writes")):
             tensors, number = _tensors(body.get(kind)), body.get(count)
             if tensors and type(number) is int:
                 report = self._reports.setdefault((message.step, when), _Report(now))
                 getattr(report, kind)[message.rank] = tensors, number
+                if body.get("one_bit") is True:
+                    report.one_bit.add(message.rank)
                 if type(body.get("since")) is int:
                     report.updates[message.rank] = body["since"]
                 total = body.get("tensors")
@@ -96,14 +109,28 @@ class AtRest(Detector):
         found = [self._hash(rank, step) for rank, step in self._hashes if not self._often(rank, "hash")]
         self._hashes.clear()
         for (step, when), report in sorted(self._reports.items()):
-            moment = 2 * step + (when != "begin") + (when == "end")
+            moment = 2 * step + (when != "begin" or not report.is_clear()) + (when == "end")
             waiting = len(self._heard) < self.job.world or min(self._heard.values()) < moment
             if waiting and not last and now - report.since < PATIENCE:
                 continue
             del self._reports[step, when]
+            for rank in (*report.changed, *report.written):
+                if (step, rank) in self._restored:
+                    found += self._exchanged(step, rank, report)
             found += self._changed(step, when, report)
             found += self._written(step, when, report)
+        self._restored = {(step, rank) for step, rank in self._restored if step > max(self._heard.values()) // 2 - 8}
         return found
+
+    def _exchanged(self, step: int, rank: int, report: _Report) -> Iterator[Finding]:
+        """Take what a rank has changed and restored out of a report."""
+        changed, written = report.changed.pop(rank, None), report.written.pop(rank, None)
+        taken = changed or written
+        if taken and self._reported.setdefault(("exchanged", rank), 0) == 0:
+            self._reported["exchanged", rank] = 1
+            tensors, _ = taken
+            how = f"exchanged on rank {rank} between two updates, and then put back"
+            yield from self._note(step, tensors, how, "its other uses are not checked at rest")
 
     def _hash(self, rank: int, step: int) -> Finding:
         return Finding(
@@ -118,22 +145,33 @@ class AtRest(Detector):
         by_all = self.job.world > 1 and len(report.changed) > self.job.world / 2
         for rank, (tensors, number) in report.changed.items():
             stage, name = tensors[0]
-            times = self._reported["changed", rank, name] = self._reported.get(("changed", rank, name), 0) + 1
-            bulk = number > 8 and 2 * number > report.tensors
-            if by_all or (self.job.world == 1 and (times >= RECURRENT or bulk)):
-                yield from self._note(step, tensors, "written past PyTorch's version counters, such as by `.data`")
+            times, last = self._changes.get((rank, name), (0, -1))
+            times += last != step
+            self._changes[rank, name] = times, step
+            one_bit = rank in report.one_bit
+            bulk = number > (8 if self.job.world == 1 else 2) and 2 * number > report.tensors
+            if by_all or bulk or (times >= RECURRENT and not one_bit):
+                where = "" if by_all else f" on rank {rank}" if self.job.world > 1 else ""
+                how = f"written{where} past PyTorch's version counters, such as by `.data`"
+                yield from self._note(step, tensors, how)
                 if by_all:
                     return
                 continue
-            if self._often(rank, "changed"):
+            if last == step or self._often(rank, "changed"):  # it has changed before in this step
                 continue
             shared = (when, stage) not in _OWN and stage != phases.BUFFER
             yield Finding(
                 "at_rest",
                 "suspect",
-                f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and nothing wrote it",
-                "If it happens again on this machine, test its memory.",
-                ranks=(rank,), step=step, stage="at rest", tensor=named(stage, name), cause="machine",
+                f"a bit of {stage} {name} of rank {rank} flipped {_WHEN[when]}, and nothing wrote it"
+                if one_bit
+                else f"{stage} {name} of rank {rank} changed {_WHEN[when]}, and no operator wrote it: the program did "
+                "(such as by `.data` or NumPy), or the machine",
+                "If it happens again on this machine, test its memory."
+                if one_bit
+                else "Look for code that writes it on this rank; if there is none, test the memory of its machine.",
+                ranks=(rank,), step=step, stage="at rest", tensor=named(stage, name),
+                cause="machine" if one_bit else "unknown",
                 evidence={
                     "when": when, "tensors changed": number, "tensors compared": report.tensors,
                     SINCE: report.updates.get(rank) if shared else None,
@@ -159,11 +197,13 @@ class AtRest(Detector):
                 evidence={"when": when, "tensors written": number},
             )  # fmt: skip
 
-    def _note(self, step: int, tensors: list[Tensor], how: str) -> Iterator[Finding]:
+    def _note(
+        self, step: int, tensors: list[Tensor], how: str, then: str = "such tensors are not checked at rest"
+    ) -> Iterator[Finding]:
         stage, name = tensors[0]
         if self._reported.setdefault(("note", how, stage), step) == step and not self._often(-1, how):
             yield Finding(
-                "at_rest", "note", f"{stage} {name} is {how}; such tensors are not checked at rest",
+                "at_rest", "note", f"{stage} {name} is {how}; {then}",
                 step=step, stage="at rest", tensor=named(stage, name), cause="program",
             )  # fmt: skip
 

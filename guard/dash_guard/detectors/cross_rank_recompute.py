@@ -7,6 +7,9 @@
 | other wrong bits                   | an unstable machine |
 
 If ranks differ everywhere, or most of them do not repeat their own bits, the program is not deterministic.
+
+A machine is accused only if an operator was seen to compute wrongly there, or the input of one to change, and if
+nothing else explains it (`Job.explanations`). Operators of compiled code are not seen.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from ..report.findings import Cause, Finding, Severity
 from ..shared.votes import classes, groups, minority
 from ..transport.messages import Message
 from .detector import Detector, Job
-from .wording import named, placed
+from .wording import explained, machine_advice, named, placed
 from .wording import ranks as listed_ranks
 
 Asked = Literal["equal", "changed", "different", "unknown"]
+
+Call = tuple[int, int]
+"""The step of a recompute, and its number in the step, from 1."""
 
 PATIENCE = 30.0
 """Seconds after the first message about a recompute, after which it is evaluated without the missing messages.
@@ -35,8 +41,9 @@ DOCTOR = (
     "From now on, no recompute accuses a machine. Run dash-inductor doctor on the program to find what is "
     "not deterministic."
 )
+AGAIN = "From now on, nothing is run again. Keep what a forward changes in buffers or attributes of its modules."
+COMPARE = "Look for what the program, its environment or its compiled code does on this rank only."
 _CONTRADICTS = "its results contradict each other, which those of no other rank do"
-MACHINE = "Run dcgmi diag -r 3 there, and take the machine out of service if it fails."
 
 
 class CrossRankRecomputeDetector(Detector):
@@ -46,9 +53,11 @@ class CrossRankRecomputeDetector(Detector):
 
     def __init__(self, job: Job, **settings: Any) -> None:
         super().__init__(job, **settings)
-        self._reported: dict[int, dict[int, dict[str, Any]]] = {}  # by step and rank
-        self._since: dict[int, float] = {}
-        self._evaluated: set[int] = set()
+        self._reported: dict[Call, dict[int, dict[str, Any]]] = {}  # by rank
+        self._since: dict[Call, float] = {}
+        self._evaluated: set[Call] = set()
+        self._cannot: dict[int, tuple[int, str]] = {}  # by rank: the step, and why it could run no forward again
+        self._said = False
         self._off = False
         self._named: set[tuple[Any, ...]] = set()  # what was found already
         self._apart: set[int] = set()  # ranks whose state is known to differ
@@ -57,9 +66,13 @@ class CrossRankRecomputeDetector(Detector):
 
     def take(self, message: Message, now: float) -> None:
         """Take a rank's report about a cross-rank recompute."""
-        if not self._off and message.step not in self._evaluated and _sound(message.body):
-            self._reported.setdefault(message.step, {})[message.rank] = message.body
-            self._since.setdefault(message.step, now)
+        if isinstance(message.body.get("cannot"), str):
+            self._cannot[message.rank] = message.step, message.body["cannot"]
+        elif not self._off and _sound(message.body):
+            call = message.step, int(message.body.get("call", 1))
+            if call not in self._evaluated:
+                self._reported.setdefault(call, {})[message.rank] = message.body
+                self._since.setdefault(call, now)
 
     def observe(self, finding: Finding, now: float) -> None:
         """Note the ranks that a finding accuses of a differing state: their recomputes differ because of it."""
@@ -69,9 +82,9 @@ class CrossRankRecomputeDetector(Detector):
     def detect(self, now: float) -> list[Finding]:
         """Return findings about recomputes that all ranks have reported, or that have timed out."""
         done = [
-            step
-            for step, reported in self._reported.items()
-            if len(reported) == self.job.world or now > self._since[step] + PATIENCE
+            call
+            for call, reported in self._reported.items()
+            if len(reported) == self.job.world or now > self._since[call] + PATIENCE
         ]
         return self._detect(done, now, wait=not self._finished)
 
@@ -83,14 +96,17 @@ class CrossRankRecomputeDetector(Detector):
         self._finished = True
         return self._detect(list(self._reported), now, wait=True)
 
-    def _detect(self, steps: list[int], now: float, wait: bool) -> list[Finding]:
-        for step in sorted(steps):
-            self._evaluated.add(step)
-            self._since.pop(step)
-            finding = evaluate(step, self._reported.pop(step), self.job)
+    def _detect(self, calls: list[Call], now: float, wait: bool) -> list[Finding]:
+        for call in sorted(calls):
+            self._evaluated.add(call)
+            self._since.pop(call)
+            finding = evaluate(call[0], self._reported.pop(call), self.job)
             if finding is not None:
                 self._waiting.append((now, finding))
         found = []
+        if not self._said and 0 < self.job.world <= len(self._cannot):
+            self._said = True
+            found.append(_unchecked(self._cannot))
         waiting, self._waiting = self._waiting, []
         for since, finding in waiting:
             if self._is_known(finding):
@@ -109,7 +125,7 @@ class CrossRankRecomputeDetector(Detector):
 
     def _look_at_program(self, finding: Finding) -> None:
         """Switch off all recomputes if the program is not deterministic."""
-        if finding.kind == "nondeterminism":
+        if finding.kind == "nondeterminism" or finding.advice == AGAIN:
             self._off, ranks = True, tuple(range(self.job.world))
             for check in ("cross_rank_recompute", "same_rank_recompute"):
                 body = {"off": "the program is not deterministic"}
@@ -127,6 +143,21 @@ class CrossRankRecomputeDetector(Detector):
         untouched = [group for group in finding.groups if self._apart.isdisjoint(group)]
         largest = max(map(len, finding.groups), default=0)
         return not untouched or (len(untouched) == 1 and len(untouched[0]) == largest)
+
+
+def _unchecked(cannot: Mapping[int, tuple[int, str]]) -> Finding:
+    """The note that no forward runs again, with the reason of most ranks that have one of their own."""
+    reasons = Counter(why for _, why in cannot.values() if why != "another rank cannot")
+    why = reasons.most_common(1)[0][0] if reasons else "another rank cannot"
+    return Finding(
+        "guard",
+        "note",
+        f"nothing checks the forward and the backward here: {why}",
+        "Ranks that hold different parts of a model can compare a function that all of them call: "
+        "Guard.cross_rank_recompute(fn). same_rank_recompute=10 repeats some steps on the same rank.",
+        step=min(step for step, _ in cannot.values()),
+        cause="program",
+    )
 
 
 def may_be_effect(finding: Finding) -> bool:
@@ -180,7 +211,8 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         },
     }
     if unsteady and (2 * len(unsteady) >= len(reported)):
-        return _program(f"two runs of step {step} on the same rank differ", _unrepeated(reported, unsteady), common)
+        first = next((reported[rank] for rank in unsteady if reported[rank].get("unrepeated")), {})
+        return not_repeated(f"two runs of step {step} on the same rank differ", first, common)
     accused = unsteady or tuple(sorted(rank for of in differing for rank in minority(of)))
     contradicts = () if accused else _contradicts(reported, differing)
     if contradicts:
@@ -189,6 +221,9 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         common["evidence"]["contradicts itself"] = True
     asked = _asked(reported, accused or contradicts, differing)
     common["operator"] = _operator(reported, accused or contradicts or tuple(reported))
+    why = explained(accused or contradicts or tuple(rank for of in common["groups"] for rank in of), job)
+    if why:
+        common["evidence"]["explained by"] = why
     common["evidence"]["inputs of the operator"] = asked
     could_vote = any(sum(map(len, of)) > 2 for of in differing)
     if preflight and not unsteady and could_vote and (not accused or asked == "different"):
@@ -198,20 +233,26 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
         sentence = (
             f"{' and '.join(listed_ranks(group) for of in differing for group in of)} differ in "
-            f"{named(phase, tensor)} on the same micro-batch; no majority says which is right"
+            f"{named(phase, tensor)} on the same micro-batch; no majority says which is right{why and '; '}{why}"
         )
-        return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, suspects, cause=_cause(asked), **common)
+        cause = _cause(asked, why)
+        return Finding(
+            "cross_rank_recompute", "suspect", sentence, _advice(cause, suspects, job), suspects, cause=cause, **common
+        )
     # Three runs are three votes: the run, its repetition, and the operators of a third run.
     given_equal = asked != "different"
-    if contradicts:
+    if contradicts and (asked != "unknown" or _in_eager_code(reported, contradicts)):
         asked = "equal"  # other inputs on other ranks do not matter for a contradiction
     repeated = "same" if contradicts else _again(accused, again, once, differing, bool(unsteady))
     common["evidence"]["again"] = repeated
     sentence = _sentence(step, placed(accused or contradicts, job), len(accused or contradicts), named(phase, tensor))
-    sentence += "; ".join(filter(None, (_agreement(reported, differing, contradicts), _meaning(repeated, asked))))
-    severity: Severity = "confirmed" if repeated != "right" and differing and given_equal else "suspect"
-    return Finding("cross_rank_recompute", severity, sentence, MACHINE if asked != "different" else DOCTOR,
-                   accused or contradicts, cause=_cause(asked), **common)  # fmt: skip
+    meaning = _meaning(repeated, asked, why)
+    sentence += "; ".join(filter(None, (_agreement(reported, differing, contradicts), meaning)))
+    cause = _cause(asked, why)
+    sure = repeated != "right" and differing and given_equal and cause == "machine"
+    severity: Severity = "confirmed" if sure else "suspect"
+    return Finding("cross_rank_recompute", severity, sentence, _advice(cause, accused or contradicts, job),
+                   accused or contradicts, cause=cause, **common)  # fmt: skip
 
 
 def _sentence(step: int, who: str, count: int, what: str) -> str:
@@ -226,9 +267,13 @@ def _agreement(
     return f"{max(len(of[0]) for of in differing)} of {len(reported)} ranks agree with each other" if differing else ""
 
 
-def _meaning(repeated: str, asked: Asked) -> str:
+def _meaning(repeated: str, asked: Asked, why: str) -> str:
     if asked == "different":
         return "the program runs other operators on this rank, or gives them other inputs"
+    if why or asked == "unknown":
+        often = {"same": "it repeats", "other": "it computes something else each time", "right": "it did not repeat"}
+        unseen = "no operator that was seen differs, so that the program or the machine may do it"
+        return f"{often[repeated]}, and {why or unseen}"
     return {
         "same": "it repeats: a defect of this machine",
         "other": "it computes something else each time: this machine is unstable",
@@ -245,8 +290,44 @@ def _program(reason: str, operator: str, common: dict[str, Any]) -> Finding:
     )
 
 
-def _cause(asked: Asked) -> Cause:
-    return "unknown" if asked == "different" else "machine"
+def not_repeated(reason: str, body: Mapping[str, Any], common: dict[str, Any]) -> Finding:
+    """The note that ranks do not repeat their bits, and why: the program is not deterministic, or cannot be run again.
+
+    Args:
+        reason: what was seen, in words.
+        body: the message of a rank, with the first operator whose two runs differ, if one was seen.
+        common: other fields of the finding.
+    """
+    pair = body.get("unrepeated", [])
+    if len(pair) != 2:
+        sentence = (
+            f"{reason}, in {common['stage']} {common['tensor']}: the program is not deterministic, or a run changes "
+        )
+        sentence += "what the next one reads; which of them is not known, because no operator was seen to differ"
+        return Finding("nondeterminism", "note", sentence, DOCTOR, cause="program", **{**common, "groups": ()})
+    operator = " ".join(pair[0][:2])
+    common = {**common, "operator": operator, "groups": ()}
+    if body.get("random"):
+        sentence = (
+            f"the step cannot be run again: {operator} draws random numbers from a generator of the program's own"
+        )
+    elif pair[0][0] == pair[1][0] and pair[0][2] == pair[1][2]:
+        return _program(f"{reason}, and the operator gives other results for equal inputs", operator, common)
+    else:
+        sentence = f"the step cannot be run again: {operator} is given other inputs then, which a run has changed"
+    return Finding("guard", "note", f"{sentence} ({reason})", AGAIN, cause="program", **common)
+
+
+def _cause(asked: Asked, why: str) -> Cause:
+    return "machine" if asked in ("equal", "changed") and not why else "unknown"
+
+
+def _advice(cause: Cause, ranks: tuple[int, ...], job: Job) -> str:
+    return machine_advice(ranks, job) if cause == "machine" else COMPARE
+
+
+def _in_eager_code(reported: Mapping[int, Mapping[str, Any]], ranks: Iterable[int]) -> bool:
+    return not any(reported[rank].get("compiled") for rank in ranks)
 
 
 def _values(reported: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, str]:
@@ -326,23 +407,20 @@ def _without_peers(step: int, reported: Mapping[int, Mapping[str, Any]], job: Jo
         return None
     body = reported[accused[0]]
     phase, tensor, _ = body["contradicts"]
+    why = explained(accused, job)
+    cause = _cause("equal" if _in_eager_code(reported, accused) else "unknown", why)
     sentence = _sentence(step, placed(accused, job), 1, named(phase, tensor)) + _CONTRADICTS
+    sentence += f"; {_meaning('same', 'unknown', why)}" if cause == "unknown" else ""
     evidence = {
         "purpose": body["purpose"], "micro-batch of rank": body["of"], "ranks that reported": len(reported),
         "ranks": job.world, "contradicts itself": True,
     }  # fmt: skip
-    return Finding("cross_rank_recompute", "suspect", sentence, MACHINE, accused, step, phase, tensor, cause="machine",
-                   evidence=evidence)  # fmt: skip
+    return Finding("cross_rank_recompute", "suspect", sentence, _advice(cause, accused, job), accused, step, phase,
+                   tensor, cause=cause, evidence=evidence)  # fmt: skip
 
 
 def _operator(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
     return next((" ".join(reported[rank]["operator"][:2]) for rank in of if "operator" in reported.get(rank, {})), "")
-
-
-def _unrepeated(reported: Mapping[int, Mapping[str, Any]], of: tuple[int, ...]) -> str:
-    """The operator that most ranks report as the first whose two runs differ."""
-    names = Counter(" ".join(reported[rank]["unrepeated"][0][:2]) for rank in of if reported[rank].get("unrepeated"))
-    return names.most_common(1)[0][0] if names else ""
 
 
 def _sound(body: Mapping[str, Any]) -> bool:
@@ -357,10 +435,19 @@ def _sound(body: Mapping[str, Any]) -> bool:
         and isinstance(body.get("work"), str)
         and isinstance(body.get("repeats"), bool)
         and ("contradicts" not in body or _is_place(body["contradicts"]))
-        and all(type(body.get(name, 0)) is int for name in ("first", "start"))
+        and all(type(body.get(name, 0)) is int for name in ("first", "start", "call"))
         and all(_texts(digest, 3) for digest in (*lists[0], *lists[1]))
-        and all(_texts(operator, 5) and operator[4].isdecimal() and len(operator[4]) < 6 for operator in operators)
+        and all(map(_is_operator, operators))
     )
+
+
+def is_sound_pair(pair: Any) -> bool:
+    """Whether a value is what ranks send of the first operator whose two runs differ."""
+    return isinstance(pair, list) and len(pair) in (0, 2) and all(_is_operator(each) for each in pair)
+
+
+def _is_operator(value: Any) -> bool:
+    return _texts(value, 5) and value[4].isdecimal() and len(value[4]) < 6
 
 
 def _is_place(value: Any) -> bool:

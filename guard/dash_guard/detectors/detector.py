@@ -22,6 +22,7 @@ class Job:
         hosts, gpus: the names of hosts and GPUs by rank, for ranks that have reported them.
         orders: requests from detectors to ranks, (ranks, message), until the monitor has sent them.
         coverage: the coverage of all ranks, with what detectors could not compare.
+        explanations: by rank, phrases that say what else than its machine may make it compute something else.
     """
 
     world: int
@@ -29,6 +30,11 @@ class Job:
     gpus: dict[int, str] = field(default_factory=dict)
     orders: list[tuple[tuple[int, ...], Message]] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
+    explanations: dict[int, dict[str, None]] = field(default_factory=dict)
+
+    def explain(self, rank: int, phrase: str) -> None:
+        """Add what may make a rank compute something else, such as ``its settings.mkldnn differs``."""
+        self.explanations.setdefault(rank, {})[phrase] = None
 
 
 class Detector:

@@ -5,7 +5,7 @@
 | bits | replicas vote on what all of them must hold |
 | cross_rank_recompute | all ranks vote on one rank's micro-batch |
 | same_rank_recompute | a rank contradicts itself |
-| at_rest | memory has changed while nothing wrote to it |
+| at_rest | memory has changed, and no operator wrote it |
 | collective | the result of a collective does not match its inputs, or differs between ranks |
 | hang | other ranks wait for it |
 | dead, stopped | the state of its process |
@@ -19,6 +19,7 @@ Two facts are independent if no single wrong digest and no single earlier fact e
 * a cross-rank recompute in which the inputs of the rank differed (because its state or the program differs), and any
   other fact: it is an effect. A rank that contradicts itself is excepted.
 * dead and stopped: both come from the same state of the same process.
+* any two facts about bits of a rank on which something else differs (`Job.explanations`): that may explain both.
 
 A tie between two halves of replicas is a fact about both; the other fact says which half is meant.
 
@@ -27,6 +28,7 @@ A suspicion about bits makes all ranks run a cross-rank recompute soon, which sh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dash_inductor.observers import phases
@@ -35,16 +37,16 @@ from ..report.findings import Finding, Kind
 from ..shared.roots import SETTING
 from ..transport.messages import Message
 from .at_rest import SINCE
-from .cross_rank_recompute import MACHINE, is_effect
+from .cross_rank_recompute import COMPARE, is_effect
 from .detector import Detector, Job
-from .wording import placed
+from .wording import explained, machine_advice, placed
 
-_MEMORY = "Look at the ECC counters of this machine, and run dcgmi diag -r 3 there."
+_MEMORY = "Look at the ECC counters on {host}: nvidia-smi -q -d ECC, and run dcgmi diag -r 3 there."
 _OF_BITS: dict[Kind, str] = {
     "bits": "it differs from its replicas",
     "cross_rank_recompute": "it computes another rank's micro-batch differently",
     "same_rank_recompute": "it contradicts itself",
-    "at_rest": "its memory changed while nothing wrote to it",
+    "at_rest": "its memory changed, and no operator wrote it",
     "collective": "a collective gave it a wrong result",
 }
 _OF_LIFE: dict[Kind, str] = {
@@ -101,7 +103,7 @@ class Diagnosis(Detector):
             self._open.clear()
             self._equal.clear()
             return
-        self._equal.add(message.rank)
+        self._equal.add(message.rank)  # it may report several calls of a step
         if len(self._equal) == self.job.world:
             for finding in self._open.values():
                 who = placed(finding.ranks, self.job) if finding.ranks else "the ranks that differ"
@@ -125,7 +127,7 @@ class Diagnosis(Detector):
         return new
 
     def _combine(self, rank: int, latest: Finding, facts: dict[Kind, str]) -> None:
-        if (rank, facts is _OF_BITS) in self._confirmed:
+        if (rank, facts is _OF_BITS) in self._confirmed or (facts is _OF_BITS and explained((rank,), self.job)):
             return
         near = [each for each in self._facts[rank] if each.kind in facts and _near(each, latest)]
         kinds: dict[Kind, Finding] = {}
@@ -142,8 +144,12 @@ class Diagnosis(Detector):
         operator = next((each.operator for each in kinds.values() if each.operator), "")
         evidence: dict[str, Any] = {kind: facts[kind] for kind in kinds}
         advice = first.advice
-        if facts is _OF_BITS:
-            advice = MACHINE if recompute is not None else _MEMORY if at_rest is not None else first.advice or MACHINE
+        if facts is _OF_BITS and not _is_the_machine(kinds.values()):
+            advice = COMPARE
+        elif facts is _OF_BITS:
+            machine = machine_advice((rank,), self.job)
+            memory = at_rest is not None and recompute is None
+            advice = _MEMORY.format(host=self.job.hosts.get(rank) or "its host") if memory else machine
         confirmed = Finding(
             first.kind,
             "confirmed",
@@ -156,7 +162,7 @@ class Diagnosis(Detector):
             operator,
             first.collective,
             first.groups,
-            "machine" if facts is _OF_BITS else first.cause,
+            first.cause if facts is not _OF_BITS else "machine" if _is_the_machine(kinds.values()) else "unknown",
             evidence,
         )
         self._new.append(confirmed)
@@ -188,6 +194,13 @@ def independent(a: Finding, b: Finding) -> bool:
         after_update = bits.stage in (phases.PARAMETER, phases.OPTIMIZER_STATE)
         return not after_update or at_rest.evidence.get(SINCE) is None or at_rest.evidence[SINCE] != bits.step
     return True
+
+
+def _is_the_machine(findings: Iterable[Finding]) -> bool:
+    """Whether facts about a rank accuse its machine: one does, or none leaves it open whether the program did it."""
+    causes = [(finding.kind, finding.cause) for finding in findings]
+    unseen = [(kind, "unknown") for kind in ("cross_rank_recompute", "same_rank_recompute", "at_rest", "collective")]
+    return any(cause == "machine" for _, cause in causes) or not any(each in causes for each in unseen)
 
 
 def _near(a: Finding, b: Finding) -> bool:

@@ -1,4 +1,8 @@
-"""Finds ranks that run something else than the others: other versions, settings, environment variables or kernels."""
+"""Finds ranks that run something else than the others: other versions, settings, environment variables or kernels.
+
+What it knows of a rank, and what other detectors have found to differ there by the program (data, optimizer settings,
+state that it alone has written), it writes into `Job.explanations`: no machine is accused of what that may explain.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,15 @@ OWN = re.compile(
 )
 """Facts that legitimately differ between ranks."""
 
-_PATIENCE = 5.0  # seconds that the first facts wait for those of all ranks
+_PATIENCE = 5.0  # seconds that facts wait for those of all ranks, or for those that a change of all ranks brings
 _SHOWN = 16
 
 
 class Foreign(Detector):
     """A detector that compares the facts (versions, settings, environment) and the numerics keys of all ranks.
 
-    Facts are compared once, and numerics keys whenever they have not changed for a while.
+    Facts are compared when all ranks have sent them, and, like numerics keys, whenever they have changed and then not
+    changed for a while.
     """
 
     kinds = frozenset({"facts", "keys", "times", "joined"})
@@ -41,18 +46,26 @@ class Foreign(Detector):
         self._keys: dict[int, str] = {}
         self._shapes: dict[int, str] = {}
         self._since: float | None = None
+        self._steps: dict[int, int] = {}  # in which ranks have changed their facts
+        self._reported: set[tuple[tuple[int, ...], tuple[str, ...]]] = set()
+        self._observed: dict[int, dict[str, None]] = {}  # explanations that other detectors have found
         self._keys_since: float | None = None
 
     def take(self, message: Message, now: float) -> None:
         """Take a rank's facts, its numerics keys, the shape of its collectives, or the notice that it has joined."""
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
+            self._count(self._facts.pop(message.rank, {}), -1)
+            self._steps.pop(message.rank, None)
         elif message.kind == "facts":
+            if message.rank in self._facts:
+                self._steps[message.rank] = message.step
             self._count(self._facts.pop(message.rank, {}), -1)
             facts = {sys.intern(name): sys.intern(value) for name, value in _leaves(message.body["facts"])}
             self._facts[message.rank] = facts
             self._count(facts, 1)
             self._since = now
+            self._explain()
         elif message.kind == "keys":
             self._keys[message.rank] = " ".join(map(str, message.body["keys"]))
             self._keys_since = now
@@ -63,7 +76,8 @@ class Foreign(Detector):
     def detect(self, now: float) -> list[Finding]:
         """Return findings about ranks that differ, once all facts have arrived or the rest is late."""
         found: list[Finding] = []
-        if self._since is not None and (len(self._facts) >= self.job.world or now - self._since > _PATIENCE):
+        complete = len(self._facts) >= self.job.world and not self._steps
+        if self._since is not None and (complete or now - self._since > _PATIENCE):
             self._since = None
             found += self._compare(self._facts, self._counts, "")
         if self._keys_since is not None and now - self._keys_since > _PATIENCE:
@@ -81,6 +95,34 @@ class Foreign(Detector):
         """Return the last findings, without waiting for ranks whose facts are missing."""
         return self.detect(now + _PATIENCE + 1)
 
+    def observe(self, finding: Finding, now: float) -> None:
+        """Note the ranks on which another detector has found something that the program does there alone."""
+        kind, ranks = finding.kind, finding.ranks
+        if finding.cause != "program" or finding.severity == "note" or not 0 < len(ranks) < max(3, self.job.world):
+            return
+        phrase = {
+            "data": "it reads the inputs of another rank",
+            "bits": f"its {finding.tensor or finding.stage} differs",
+            "desync": f"the program wrote {finding.tensor} on some ranks only",
+        }.get(kind, "")
+        if phrase and (kind != "desync" or finding.tensor):
+            for rank in ranks:
+                self._observed.setdefault(rank, {})[phrase] = None
+            self._explain()
+
+    def _explain(self) -> None:
+        """Write what is known now of each rank into `Job.explanations`."""
+        self.job.explanations.clear()
+        majority, halves = _differing(self._facts, self._counts)
+        for rank, facts in self._facts.items():
+            for name in [*(name for name, most in majority.items() if facts.get(name, "nothing") != most), *halves]:
+                self.job.explain(rank, f"its {name} differs")
+            if facts.get("settings.cudnn_benchmark") == "true" and "gpu.name" in facts:
+                self.job.explain(rank, "cudnn.benchmark chooses its kernels by their times")
+        for rank, phrases in self._observed.items():
+            for phrase in phrases:
+                self.job.explain(rank, phrase)
+
     def _count(self, facts: Mapping[str, str], times: int) -> None:
         for name, value in facts.items():
             self._counts.setdefault(name, Counter())[value] += times
@@ -89,18 +131,7 @@ class Foreign(Detector):
         self, facts: Mapping[int, Mapping[str, str]], counts: Mapping[str, Mapping[str, int]], prefix: str
     ) -> list[Finding]:
         """Findings about facts on which a majority of ranks agrees; other facts legitimately differ between ranks."""
-        common: dict[str, str] = {}
-        undecided: dict[str, list[str]] = {}
-        for name in sorted(counts):
-            values = Counter({value: times for value, times in counts[name].items() if times > 0})
-            values["nothing"] += len(facts) - values.total()
-            ((most, times),) = values.most_common(1)
-            values += Counter()  # without values that no rank has
-            if 2 * times > len(facts):
-                if len(values) > 1:
-                    common[name] = most
-            elif len(values) == 2:  # two halves: one of them is foreign, and no vote says which
-                undecided[name] = sorted(values)
+        common, undecided = _differing(facts, counts)
         others: dict[str, list[int]] = {name: [] for name in common}
         for rank, of in sorted(facts.items()):
             for name, most in common.items():
@@ -109,10 +140,20 @@ class Foreign(Detector):
         apart: dict[tuple[int, ...], dict[str, list[str]]] = {}
         for name, ranks in others.items():
             apart.setdefault(tuple(ranks), {})[name] = [facts[ranks[0]].get(name, "nothing"), common[name]]
-        found = [self._finding(ranks, names, len(facts), prefix) for ranks, names in apart.items()]
-        if undecided:
+        found = []
+        for odd, names in apart.items():
+            if self._is_new(odd, names):
+                found.append(self._finding(odd, names, len(facts), prefix))
+        if undecided and self._is_new((), undecided):
             found.append(self._halves(undecided, sorted(facts), prefix))
         return found
+
+    def _is_new(self, ranks: tuple[int, ...], names: Mapping[str, object]) -> bool:
+        key = ranks, tuple(names)
+        if key in self._reported:
+            return False
+        self._reported.add(key)
+        return True
 
     def _finding(self, ranks: tuple[int, ...], names: Mapping[str, list[str]], world: int, prefix: str) -> Finding:
         shown = [f"{name} is {shortened(theirs)}, not {shortened(ours)}" for name, (theirs, ours) in names.items()]
@@ -124,6 +165,7 @@ class Foreign(Detector):
             f"{prefix}{'; '.join(shown[:3])}{more}",
             "start all ranks with the same environment and versions, else their bits may differ",
             ranks=ranks,
+            step=min((self._steps[rank] for rank in ranks if rank in self._steps), default=None),
             cause="program",
             evidence=dict(list(names.items())[:_SHOWN]),
         )
@@ -139,6 +181,34 @@ class Foreign(Detector):
             cause="program",
             evidence=dict(list(names.items())[:_SHOWN]),
         )
+
+
+def _differing(
+    facts: Mapping[int, Mapping[str, str]], counts: Mapping[str, Mapping[str, int]]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The facts in which ranks differ and should not.
+
+    Args:
+        facts: the value of each fact, by rank.
+        counts: the number of ranks that have each value, by fact.
+
+    Returns:
+        The value that a majority has, by fact; and both values, by fact, where each is that of a half: one half is
+        foreign, and no vote says which.
+    """
+    common: dict[str, str] = {}
+    undecided: dict[str, list[str]] = {}
+    for name in sorted(counts):
+        values = Counter({value: times for value, times in counts[name].items() if times > 0})
+        values["nothing"] += len(facts) - values.total()
+        ((most, times),) = values.most_common(1)
+        values += Counter()  # without values that no rank has
+        if 2 * times > len(facts):
+            if len(values) > 1:
+                common[name] = most
+        elif len(values) == 2:
+            undecided[name] = sorted(values)
+    return common, undecided
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

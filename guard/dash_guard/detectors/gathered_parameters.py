@@ -28,6 +28,10 @@ _ASKED = 4
 _FINDINGS = 64
 _WHAT = ("", "forward", "backward")
 _LANES = 32  # hexadecimal digits
+_ADVICE = (
+    "Look for code that writes gathered parameters there (such as by `.data`); if there is none, test its machine and "
+    "its network."
+)
 
 
 @dataclass
@@ -166,13 +170,13 @@ class GatheredParameters(Detector):
             others = f"than {ranks_in_words(right)} and the owners hold"
             sentence = f"{ranks_in_words(step.wrong)} gathered different parameters {others}, in {collective}"
             evidence["segments of"] = sorted(apart)[:16]
-            return [Finding("collective", "suspect", sentence, ranks=step.wrong, cause="machine", **common)]
+            return [Finding("collective", "suspect", sentence, _ADVICE, ranks=step.wrong, **common)]
         ranks = tuple(sorted(apart)) if len(apart) < len(owners) else ()
         whose = f"of {ranks_in_words(ranks)}" if ranks else "of some rank"
         sentence = (
             f"{ranks_in_words(owners)} all gathered a shard {whose} that differs from what it holds, in {collective}"
         )
-        return [Finding("collective", "suspect", sentence, ranks=ranks, cause="machine", **common)]
+        return [Finding("collective", "suspect", sentence, _ADVICE, ranks=ranks, **common)]
 
 
 def _held(own: list[str]) -> str:

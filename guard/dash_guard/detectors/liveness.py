@@ -2,7 +2,7 @@
 
 It uses heartbeats, shutdown notices and the states of processes. A rank that waits in a collective is innocent. So the
 detector follows the waiting ranks, from group to group, to the ranks that they wait for, until it arrives at ranks that
-wait for nobody.
+wait for nobody. If such a rank works, as in an evaluation or a checkpoint of its own, it is busy, and no suspect.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from ..report.findings import Cause, Finding, Severity
 from ..shared.heartbeat import PERIOD
 from ..shared.processes import DISK, ENDED, STOPPED, words
 from ..transport.messages import Message
+from ..upstream.group_names import OWN
 from . import wording
 from .detector import Detector, Job
-from .roster import KINDS, Place, Roster, State, Waits
+from .roster import KINDS, SILENT, Place, Roster, State, Waits
 
-SILENT = 3 * PERIOD
-"""Seconds without a heartbeat after which a rank counts as silent."""
 CERTAIN = 60.0
-"""Seconds after which a hang is confirmed; a rank that reads slowly or works alone may come back earlier."""
+"""Seconds without any work after which a hang is confirmed; a rank that reads slowly may come back earlier."""
 PATIENCE = {"compile": 900.0, "checkpoint": 1800.0}
 """Seconds that a known phase may take; any other phase that the program names may take as long as a checkpoint."""
 
@@ -37,6 +36,7 @@ _SAME_OPERANDS = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather
 _NOTHING = (0,)  # entered in a group
 _LOOK = 0.5  # seconds between two searches for hangs
 _LISTED = 512  # ranks of one list
+_COMMANDS = 4  # in an advice
 _SHOWN = 64  # edges of a graph that are kept as evidence
 
 
@@ -110,7 +110,9 @@ class Liveness(Detector):
             "confirmed",
             f"{wording.ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} died in step "
             f"{causes[0].step} ({how}){last}",
-            "SIGKILL often comes from the kernel when memory runs out: look into dmesg there" if killed else "",
+            f"SIGKILL often comes from the kernel when memory runs out, {_on(causes[0])}: dmesg -T | grep -i killed"
+            if killed
+            else "",
             ranks=ranks,
             step=causes[0].step or None,
             cause="program" if exited else "unknown",
@@ -133,7 +135,8 @@ class Liveness(Detector):
                 "confirmed",
                 f"{wording.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (state T) in step {new[0].step}, "
                 f"since {now - new[0].heartbeat:.1f} s",
-                "somebody has sent SIGSTOP, or a debugger holds it: kill -CONT PID lets it go on",
+                "Somebody has sent SIGSTOP, or a debugger holds it. To let it go on, "
+                + "; ".join(f"{_on(state)}: kill -CONT {state.pid}" for state in new[:_COMMANDS]),
                 ranks=ranks,
                 step=new[0].step or None,
                 evidence={"pids": [state.pid for state in new[:_SHOWN]], "frame": new[0].frame},
@@ -219,13 +222,18 @@ class Liveness(Detector):
         distinct = {id(waits): waits for waits in edges.values()}
         for key, times in Counter(map(id, edges.values())).items():
             places.update(dict.fromkeys(awaiting.intersection(distinct[key]), times))
-        place = places.most_common(1)[0][0]
+        place = max(places, key=lambda place: (place.group != OWN, places[place]))  # those of the program come first
         waiting = sorted(rank for rank, waits in edges.items() if waits.get(place))
         members = set(self._roster.sets[place.members])
         accused = [rank for rank in culprits if rank in members and self._entered(rank, place.group) < place.number]
         accused = accused or culprits
+        busy = [rank for rank in accused if rank in states and states[rank].works(now)]
+        if len(busy) == len(accused):
+            return self._busy(accused, place, waiting, now)
+        accused = [rank for rank in accused if rank not in busy]
         first = states.get(accused[0])
-        since = now - (first.changed if first is not None else min(states[rank].changed for rank in waiting))
+        moved = max(first.changed, first.worked) if first is not None else min(states[r].changed for r in waiting)
+        since = now - moved
         phases = {states[rank].phase for rank in accused if rank in states} - {""}
         phase = sorted(phases)[0] if phases else ""
         is_phase = bool(phase) and since < PATIENCE.get(phase, PATIENCE["checkpoint"])
@@ -248,12 +256,39 @@ class Liveness(Detector):
                 "hang",
                 severity,
                 sentence + note,
-                "" if is_phase else "Look at its stack there: py-spy dump --pid PID",
+                ""
+                if is_phase or first is None or not first.there()
+                else f"Look at its stack, {_on(first)}: py-spy dump --pid {first.pid}",
                 ranks=tuple(accused),
                 step=max(states[rank].step for rank in waiting) or None,  # it may not have begun that step
-                collective=where,
+                collective="" if place.group == OWN else where,
                 cause="program" if first is not None and first.left else "unknown",
                 evidence={**facts, "waits": self._graph(edges, place), "pid": first.pid if first is not None else 0},
+                latency_s=round(since, 2),
+            )
+        ]
+
+    def _busy(self, ranks: list[int], place: Place, waiting: list[int], now: float) -> list[Finding]:
+        """A note about ranks that work while others wait for them; none yet if that may be the end of their work."""
+        states = [self._roster.states[rank] for rank in ranks]
+        if all(state.worked - state.changed < SILENT for state in states) or not self._is_new(
+            ("busy", tuple(ranks), place)
+        ):
+            return []
+        first, where = self._roster.states[ranks[0]], place.words(self._operation(place, waiting))
+        since = now - first.changed
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return [
+            Finding(
+                "hang",
+                "note",
+                f"{wording.ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} busy in {first.busy or first.frame}, for "
+                f"{since:.0f} s; {wording.count(waiting, 'rank')} {verb} in {where}",
+                ranks=tuple(ranks),
+                step=max(self._roster.states[rank].step for rank in waiting) or None,
+                collective="" if place.group == OWN else where,
+                cause="program",
+                evidence={"frame": first.frame, "pid": first.pid},
                 latency_s=round(since, 2),
             )
         ]
@@ -284,7 +319,7 @@ class Liveness(Detector):
                 same = operands if operation in _SAME_OPERANDS else operands.partition("[")[0]
                 at.setdefault(place, {}).setdefault((operation, same), []).extend(ranks)
         for place, kinds in at.items():
-            if len(kinds) < 2 or not self._is_new(("desync", place)):
+            if len(kinds) < 2 or place.group == OWN or not self._is_new(("desync", place)):
                 continue
             sides = sorted(kinds.items(), key=lambda side: (-len(side[1]), side[1]))
             clear = len(sides[0][1]) > sum(len(ranks) for _, ranks in sides[1:])
@@ -299,7 +334,7 @@ class Liveness(Detector):
                     "desync",
                     "confirmed",
                     f"collective {place.number} of group {place.group} differs between ranks: {'; '.join(texts)}",
-                    "the program takes different ways on these ranks: compare the two lines",
+                    "The program takes different ways on these ranks: compare the two lines.",
                     ranks=tuple(accused[:_LISTED]),
                     step=states[accused[0]].step or None,
                     collective=f"{place.number} of group {place.group}",
@@ -330,7 +365,7 @@ class Liveness(Detector):
                 "desync",
                 "confirmed",
                 f"{wording.ranks(sorted(circle))} wait for each other in a circle: {'; '.join(texts)}",
-                "the program enters collectives of several groups in different orders: give them one order",
+                "The program enters collectives of several groups in different orders: give them one order.",
                 ranks=tuple(sorted(circle)),
                 step=self._roster.states[circle[0]].step or None,
                 cause="program",
@@ -384,6 +419,10 @@ class Liveness(Detector):
             return False
         self._reported.add(what)
         return True
+
+
+def _on(state: State) -> str:
+    return f"on {state.host}" if state.host else "there"
 
 
 def _gone(state: State) -> float:

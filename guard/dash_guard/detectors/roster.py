@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 from ..report.findings import LENGTH
 from ..shared.heartbeat import PERIOD, unpacked
 from ..transport.messages import Message
+from ..upstream.group_names import OWN
 from .detector import Job
 
 KINDS = frozenset({"joined", "left", "heartbeat", "groups", "process", "facts"})
 
 STALL, STALL_STEPS = 3.0, 4.0
 """A rank counts as stuck after this many seconds, or this many median steps if that is longer."""
+SILENT = 3 * PERIOD
+"""Seconds without a heartbeat after which a rank counts as silent, and without work after which it does nothing."""
+SPINS = 300.0
+"""Seconds after which a rank that only computes in one place, or only waits for a disk, no longer counts as working."""
 START = 60.0
 """Seconds that a rank may make no progress before its second step: it compiles and reads its first data."""
 
@@ -37,6 +42,8 @@ class Place(NamedTuple):
 
     def words(self, operation: str) -> str:
         """A description of the collective for people, such as ``all_reduce 85 of group 0``."""
+        if self.group == OWN:
+            return "an exchange of the guard between two steps"
         return f"{operation or 'collective'} {self.number or ''} of group {self.group}".replace("  ", " ")
 
 
@@ -52,7 +59,10 @@ class State:
         heartbeat: when the last heartbeat arrived.
         changed: when the last heartbeat arrived that showed progress: another step, or a collective entered or
             completed.
+        worked: when the last heartbeat arrived that showed work beside collectives, see `process.work`.
+        moved: the same, without work that may be a hang too: a loop that never ends, or a disk that does not answer.
         frame: the line of the program that the rank was last in.
+        busy: the function of the program that it has been in since `changed`, with its line.
         phase: the phase that the program has named, such as "compile"; "" for none.
         limit: seconds without progress after which the rank counts as stuck.
         groups: by process group, as `process.flight.waits` returns them.
@@ -72,7 +82,10 @@ class State:
     step: int = 0
     heartbeat: float = 0.0
     changed: float = 0.0
+    worked: float = 0.0
+    moved: float = 0.0
     frame: str = ""
+    busy: str = ""
     phase: str = ""
     limit: float = START
     open: Waits = ()
@@ -87,6 +100,10 @@ class State:
     def there(self) -> bool:
         """Whether the rank still takes part: it has not left and its process has not ended."""
         return not self.left and self.process != "ended"
+
+    def works(self, now: float) -> bool:
+        """Whether the rank has been seen to work a short time ago, though it enters no collective."""
+        return now - self.worked < SILENT
 
 
 class Roster:
@@ -176,4 +193,9 @@ class Roster:
         state.heartbeat, state.step, state.groups = now, message.step, groups
         state.pairs = [[str(group), str(way), int(peer)] for group, way, peer in body["pairs"]]
         state.frame, state.phase = str(body["frame"])[:LENGTH], str(body["phase"])[:LENGTH]
+        state.busy, work = str(body.get("busy", ""))[:LENGTH], body.get("work")
+        if work in ("stack", "modules", "input and output"):
+            state.moved = state.worked = now
+        elif work and now - max(state.moved, state.changed) < SPINS:
+            state.worked = now
         state.limit = START if state.step < 2 else max(STALL, STALL_STEPS * float(body["median"]))

@@ -6,8 +6,9 @@ from typing import Any
 
 from ..report.findings import Finding
 from ..transport.messages import Message
-from .cross_rank_recompute import DOCTOR, WAIT
+from .cross_rank_recompute import COMPARE, WAIT, is_sound_pair, not_repeated
 from .detector import Detector, Job
+from .wording import explained
 from .wording import ranks as listed_ranks
 
 _REMEMBERED = 256  # steps
@@ -39,21 +40,17 @@ class SameRankRecomputeDetector(Detector):
         ):
             return
         if body.get("off"):
-            if not self._off:
-                sentence = (
-                    f"a step that is run again computes something else on most ranks, first in step {message.step}: "
-                    "the program is not deterministic, or it cannot be run again"
-                )
-                self._found.append(
-                    Finding("nondeterminism", "note", sentence, DOCTOR, step=message.step, cause="program")
-                )
+            if not self._off and is_sound_pair(body.get("unrepeated", [])):
+                reason = f"step {message.step} computes something else on most ranks when it is run again"
+                fields = {"step": message.step, "stage": body.get("phase", ""), "tensor": body.get("tensor", "")}
+                self._found.append(not_repeated(reason, body, fields))
             self._off = True
         elif body.get("phase") and not self._off:
             alike = body.get("alike", 1)
             if type(alike) is int and alike > 1:
                 self._alike.setdefault(message.step, (now, []))[1].append(message)
             else:
-                self._found.append(_finding(message, body))
+                self._found.append(_finding(message, body, self.job))
 
     def observe(self, finding: Finding, now: float) -> None:
         """Note ranks that a finding about state at rest or a collective accuses, which explains shared differences."""
@@ -85,7 +82,7 @@ class SameRankRecomputeDetector(Detector):
                 found.append(_shared(step, messages))
                 continue
             self.job.coverage.unseen("same_rank_recompute", "ranks that share a change with another rank")
-            found += [_finding(message, message.body) for message in messages if message.rank in accused]
+            found += [_finding(message, message.body, self.job) for message in messages if message.rank in accused]
         return found
 
 
@@ -106,23 +103,24 @@ def _shared(step: int, messages: list[Message]) -> Finding:
     )
 
 
-def _finding(message: Message, body: dict[str, Any]) -> Finding:
+def _finding(message: Message, body: dict[str, Any], job: Job) -> Finding:
     rank, what = message.rank, f"{body['phase']} {body['tensor']}"
+    why = explained((rank,), job)
     if body.get("third") == body["again"]:
         meaning = "two repetitions agree with each other and differ from the step: a fault that struck once"
     elif body.get("third") == body["once"]:
         meaning = "one of three runs differs: a fault that struck once, in the repetition"
     else:
-        meaning = "three runs differ: this machine is unstable"
+        meaning = "three runs differ: " + ("what they compute is unstable" if why else "this machine is unstable")
     return Finding(
         "same_rank_recompute",
         "suspect",
-        f"rank {rank} computes {what} differently when it runs the step again; {meaning}",
-        TRANSIENT,
+        f"rank {rank} computes {what} differently when it runs the step again; {meaning}{why and '; '}{why}",
+        COMPARE if why else TRANSIENT,
         (rank,),
         message.step,
         body["phase"],
         body["tensor"],
-        cause="machine",
+        cause="unknown" if why or body.get("compiled") else "machine",
         evidence={"micro-batch": body.get("call"), "repeated": body.get("third") == body["again"]},
     )

@@ -125,6 +125,7 @@ class Slow(Detector):
         self._reported: set[object] = set()
         self._done = 0
         self._reporting: set[int] = set()
+        self._loads: dict[int, tuple[float, int]] = {}  # of the machine of each rank, with its processors
 
     def take(self, message: Message, now: float) -> None:
         """Take the times of a rank's step, or the notice that a rank has joined."""
@@ -136,6 +137,7 @@ class Slow(Detector):
                 self._excess.clear()
             return
         self._reporting.add(message.rank)
+        self._loads[message.rank] = _load(message.body.get("load"))
         if message.step <= self._done:
             return
         bodies = self._steps.setdefault(message.step, {})
@@ -254,19 +256,25 @@ class Slow(Detector):
         late = float(np.median([late for _, late, _, _ in steps]))
         base = float(np.median([base for _, _, base, _ in steps]))
         place = int(np.median([where for *_, where in steps]))
+        load, processors = self._loads.get(rank, (0.0, 0))
+        machine = f"; the load of its machine is {load:.1f} on {processors} processors" if processors else ""
+        busy = " first: more processes want a processor there than there are" if load > processors > 0 else ""
         return Finding(
             "slow",
             "suspect",
             f"rank {rank} is slow or has more work: it comes {late:.1f} ms late to collectives of a step, "
             f"{1 + late / base:.2f} times the {base:.1f} ms of its {peers - 1} peers, in "
-            f"{self._history[rank].bit_count()} of the last {OF} steps; most of it before collective {place + 1}",
-            "Look at clocks, temperature and other processes there, and whether its inputs are longer",
+            f"{self._history[rank].bit_count()} of the last {OF} steps; most of it before collective "
+            f"{place + 1}{machine}",
+            f"Look at other processes there{busy}; at clocks and temperature, and whether its inputs are longer.",
             ranks=(rank,),
             step=step,
             evidence={
                 "late_ms": round(late, 2),
                 "peers_ms": round(base, 2),
                 "collective": place + 1,
+                "load": load,
+                "processors": processors,
                 "steps": [[number, round(late, 2), round(base, 2)] for number, late, base, _ in steps],
             },
         )
@@ -311,6 +319,13 @@ class Slow(Detector):
             cause="network",
             evidence={"shortest_ms": round(time, 3), "ratio": round(ratio, 2)},
         )
+
+
+def _load(raw: Any) -> tuple[float, int]:
+    """The load of a machine and its processors, as a rank has sent them; zeros if it has not."""
+    if isinstance(raw, list | tuple) and len(raw) == 2 and type(raw[1]) is int and isinstance(raw[0], float | int):
+        return max(0.0, float(raw[0])), max(0, raw[1])
+    return 0.0, 0
 
 
 def _usual(late: Matrix) -> float:

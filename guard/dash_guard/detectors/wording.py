@@ -32,6 +32,21 @@ def placed(numbers: Sequence[int], job: Job) -> str:
     return f"rank {numbers[0]} ({places})" if places else f"rank {numbers[0]}"
 
 
+def machine_advice(numbers: Sequence[int], job: Job) -> str:
+    """What to do about machines of these ranks that compute wrongly, with their hosts if they are known."""
+    hosts = list(dict.fromkeys(filter(None, (job.hosts.get(number, "") for number in numbers))))[:_FEW]
+    return (
+        f"Run dcgmi diag -r 3 on {' and '.join(hosts) or 'its host'}, and take the machine out of service if it fails."
+    )
+
+
+def explained(numbers: Sequence[int], job: Job) -> str:
+    """What else than a machine may explain what these ranks compute, in words; "" if nothing is known."""
+    found = list(dict.fromkeys(phrase for rank in numbers for phrase in job.explanations.get(rank, ())))
+    more = f", and {len(found) - 2} more" if len(found) > 2 else ""
+    return " and ".join(found[:2]) + more
+
+
 def named(stage: str, name: str) -> str:
     """The stage and the name of a tensor as findings show them, such as ``gradient blocks.0.attn.q.weight``."""
     return f"{stage} {name}"

@@ -122,6 +122,11 @@ class Part(NamedTuple):
         return self.tensor.numel() * self.tensor.element_size()
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a dense tensor in the order of its elements, uint8 [n]; a copy if they do not lie in memory so."""
+    return _bytes(tensor if _is_plain(tensor) else plain_view(tensor))
+
+
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 

@@ -30,7 +30,7 @@ Dtype and shape are no part of the lanes.  `fingerprint.digest` hashes them with
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -88,6 +88,28 @@ def lanes_of_many(parts: Sequence[Tensor], firsts: Sequence[int]) -> Tensor:
         sums = torch.nn.functional.pad((((low + low_key) & _LOW) * ((high + high_key) & _LOW)).cumsum(0), (1, 0))[ends]
         lanes.append(sums.diff())
     return torch.stack(lanes, 1)
+
+
+def factors(bytes_: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Yields the words of a tensor and, for the first lane, the two factors of what each word adds to it, in parts.
+
+    Args:
+        bytes_: uint8 [n].
+
+    Returns:
+        (number of the first word, words, low factors, high factors), each int64 [words].
+    """
+    for start in range(0, bytes_.numel(), _CHUNK * WORD):
+        words = _words(bytes_[start : start + _CHUNK * WORD])
+        first = start // WORD
+        key = _splitmix(torch.arange(first + 1, first + 1 + words.numel(), device=words.device), SEEDS[0])
+        yield first, words, ((words & _LOW) + key) & _LOW, ((words >> 32) + (key >> 32)) & _LOW
+
+
+def summands(word: int, place: int) -> list[int]:
+    """What a word, an unsigned number, adds to each lane; `place` is its number from 0."""
+    keys = [int(_splitmix(torch.tensor([place + 1]), seed)) for seed in SEEDS]
+    return [((word + key) & _LOW) * (((word >> 32) + (key >> 32)) & _LOW) for key in keys]
 
 
 @functools.lru_cache(maxsize=16)

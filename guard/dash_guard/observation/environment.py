@@ -52,13 +52,18 @@ def facts(rank: int, world: int, every: int) -> dict[str, Any]:
             "capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
         },
-        "settings": _settings(),
+        "settings": settings(),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
             if _MATTER.fullmatch(name) and not _DIFFER_ALWAYS.fullmatch(name)
         },
     }
+
+
+def changeable() -> dict[str, Any]:
+    """The settings of this process that a program may change while it runs, without its seed; takes microseconds."""
+    return settings() | {"initial_seed": None, "threads": torch.get_num_threads()}
 
 
 def numerics_keys() -> tuple[str, ...]:
@@ -109,16 +114,26 @@ def _driver() -> str | None:
     return found.group() if found else None
 
 
-def _settings() -> dict[str, Any]:
-    matmul = torch.backends.cuda.matmul
+def settings() -> dict[str, Any]:
+    """The settings of this process that can change bits, by name."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    matmul = cuda.matmul
     return {
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
         "fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn": cudnn.enabled,
+        "cudnn_tf32": cudnn.allow_tf32,
+        "cudnn_benchmark": cudnn.benchmark,
+        "cudnn_deterministic": cudnn.deterministic,
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "flash_attention": cuda.flash_sdp_enabled(),
+        "memory_efficient_attention": cuda.mem_efficient_sdp_enabled(),
+        "math_attention": cuda.math_sdp_enabled(),
+        "cudnn_attention": cuda.cudnn_sdp_enabled(),
+        "flush_denormal": sys.float_info.min / 2 == 0.0,
         "default_dtype": str(torch.get_default_dtype()),
         "initial_seed": torch.initial_seed(),
     }

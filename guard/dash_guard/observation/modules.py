@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from dash_inductor.observers.hook import Hook
 from dash_inductor.observers.names import Names, inner
 from dash_inductor.upstream.eager import not_compiled
 from dash_inductor.upstream.pytree import tree_leaves
+
+from ..upstream.frames import is_library
+from .labels import EVALUATION
 
 
 class Sink(Protocol):
@@ -65,7 +69,7 @@ class Modules:
         self._handles: list[RemovableHandle] = []
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         # running: modules, outermost first, with the place of the next entry when they began; left: the last of them
-        # that ended; last: the last result, as a weak reference, and its version.
+        # that ended; last: the last result, as a weak reference, and its version; mode: of the outermost module's call.
         self._calls = threading.local()
 
     def remove(self) -> None:
@@ -116,9 +120,11 @@ class Modules:
         calls = self._calls
         if not hasattr(calls, "running"):
             calls.running, calls.last = [], None
-        if not calls.running and module not in self._roots:
-            self._roots.add(module)
-            self.add(module)
+        if not calls.running:
+            calls.mode = _mode(module)
+            if module not in self._roots:
+                self._roots.add(module)
+                self.add(module)
         calls.running.append((module, self._sink.place()))
 
     @not_compiled
@@ -133,7 +139,7 @@ class Modules:
         wrapped = bool(running) and inner(running[-1][0]) is module  # then the wrapper reports the result
         if self._activations and not wrapped:
             for label, tensor in _labelled(self._sink.names.of_module(module), result):
-                self._result(label, tensor)
+                self._result(label + self._calls.mode, tensor)
 
     def innermost(self) -> str:
         """The name of the innermost module that runs on this thread, "" for none."""
@@ -156,13 +162,27 @@ class Modules:
         if not self._activations or self._calls.running or left is not module:
             return
         for label, tensor in _labelled(self._sink.names.of_module(module), (args, kwargs)):
-            self._observe(phases.INPUT, label, tensor, place)
+            self._observe(phases.INPUT, label + self._calls.mode, tensor, place)
             place += 1
 
     def _observe(self, phase: str, name: str, tensor: Tensor | None, place: int | None = None) -> None:
         if tensor is None or not self._sink.is_on():
             return
         self._sink.observe_in_step(phase, [(name, tensor)], place)
+
+
+def _mode(module: nn.Module) -> str:
+    """The end of the names of what a call of an outermost module computes: "" in training.
+
+    A program that evaluates between two steps calls the same modules. These calls are counted apart, by the function
+    that makes them, so that calls of the training have the same names in a run that evaluates at other times.
+    """
+    if module.training and torch.is_grad_enabled():
+        return ""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and is_library(frame):
+        frame = frame.f_back
+    return f"{EVALUATION} in {frame.f_code.co_name})"
 
 
 def _labelled(name: str, value: Any) -> list[tuple[str, Tensor]]:

@@ -50,6 +50,10 @@ class StepNumbers:
             if done is not None:
                 self.number = min(done + 1, _MOST)
 
+    def retreat(self) -> None:
+        """Decrement the step number: what was taken for a new step belongs to the one before."""
+        self.number -= 1
+
     def advance(self) -> None:
         """Increment the step number."""
         self.number += 1

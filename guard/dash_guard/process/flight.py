@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..upstream.group_names import OWN
+
 Entry = Mapping[str, Any]
 
 POINTS = 16
@@ -107,7 +109,11 @@ def step(number: int, begin: int, end: int, entries: Iterable[Entry]) -> Step | 
         end: when the last backward of this step ended.
         entries: entries of the flight recorder.
     """
-    inside = [e for e in entries if begin < int(e.get("time_created_ns", 0)) <= end and not e.get("is_p2p")]
+    inside = [
+        entry
+        for entry in entries
+        if begin < int(entry.get("time_created_ns", 0)) <= end and not entry.get("is_p2p") and group_of(entry) != OWN
+    ]
     if any(str(e.get("profiling_name", "")).startswith("nccl:") and not is_done(e) for e in inside):
         return None
     timed = any("duration_ms" in e for e in inside)

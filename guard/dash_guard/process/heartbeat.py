@@ -16,6 +16,7 @@ from dash_inductor.errors import described
 from ..checks.times import Times
 from ..observation import environment
 from ..shared.heartbeat import PERIOD, packed
+from ..shared.processes import load
 from ..transport.messages import Message
 from ..upstream import collectives
 from . import flight, stacks
@@ -47,6 +48,7 @@ class Heartbeats:
         self._heartbeats = 0
         self._keys: tuple[str, ...] = ()
         self._read_again, self._entries = 0.0, list[flight.Entry]()
+        self._at: object = None  # the step and the collectives at the last heartbeat
         self._pending: list[tuple[int, int, int]] = []
         self._thread = threading.Thread(target=self._run, name="dash-guard-heartbeat", daemon=True)
         self._thread.start()
@@ -86,6 +88,11 @@ class Heartbeats:
             self._send_steps()
         self._send_keys()
         groups = flight.waits(self._entries)
+        at = self._rank.step, [(name, of[:2]) for name, of in groups.items()]
+        if at != self._at:
+            self._at = at
+            self._rank.work.step()
+        work = self._rank.work.look(now)
         if len(groups) > _GROUPS:
             self._rank.coverage.unseen("hang", "process groups beyond the number that fits into a heartbeat")
             waiting = sorted(groups, key=lambda name: groups[name][0] == groups[name][1])
@@ -93,6 +100,8 @@ class Heartbeats:
         self._send(
             "heartbeat",
             frame=stacks.place(),
+            work=work,
+            busy=self._rank.work.place,
             phase=self._phase or stacks.phase(),
             groups=groups,
             pairs=flight.pairs(self._entries),
@@ -133,7 +142,7 @@ class Heartbeats:
         if len(steps) < len(ready):
             self._rank.coverage.unseen("slow", "steps between those that are sampled", len(ready) - len(steps))
         for of in steps:
-            body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels}
+            body = {"shape": of.shape, "own": of.own, "total": of.total, "kernels": of.kernels, "load": load()}
             self._rank.channel.send(Message("times", self._rank.number, of.step, body))
 
     def _send_keys(self) -> None:

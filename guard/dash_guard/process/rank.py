@@ -23,6 +23,7 @@ from ..transport.messages import Message
 from ..upstream.parallel import has_uneven_inputs
 from .group import NOT_ALL, Group
 from .lonely import Lonely
+from .work import Work
 
 log = logging.getLogger("dash_guard")
 
@@ -30,7 +31,8 @@ log = logging.getLogger("dash_guard")
 class Rank(Observer):
     """The observer of training in one rank: passes events to checks, and keeps their errors away from the training.
 
-    A step is what lies between two steps of the same optimizer; several optimizers may take turns.
+    A step is what lies between two steps of the same optimizer; several optimizers may take turns. It ends with the
+    first forward after all optimizers have stepped that stepped in the step before, or when one of them steps again.
 
     Args:
         number: the number of this rank.
@@ -40,6 +42,7 @@ class Rank(Observer):
 
     Attributes:
         checks: the checks, in the order in which they get events.
+        work: looks at the thread that trains.
     """
 
     def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:
@@ -48,11 +51,14 @@ class Rank(Observer):
         self.coverage, self.group = Coverage(), Group()
         self.checks: list[Check] = []
         self._stepped: set[int] = set()
+        self._before: set[int] = set()  # optimizers that stepped in the step before
+        self._known: set[int] = set()  # optimizers that have ever stepped
         self._begun = self._met = False
         self._makers: dict[str, tuple[int, Callable[[], Check]]] = {}
         self._absent: list[str] = []  # checks that wait until all ranks have met
         self._first = 0  # the step from which they waited
         self._lonely, self._depth = Lonely(self.group), 0
+        self.work = Work()
 
     @property
     def step(self) -> int:
@@ -98,13 +104,15 @@ class Rank(Observer):
 
     def module_begins(self, module: nn.Module) -> None:
         """Tell the checks that a module's forward begins; after an optimizer step, this first begins a new step."""
-        self._finish_step()
+        if self._stepped >= self._before:
+            self._finish_step()
         if has_uneven_inputs(module):
             self._go_alone("a model trains with uneven inputs, so that ranks make different numbers of steps")
         self._begin()
         if self._depth == 0 and torch.is_grad_enabled():
             self._lonely.forward_begins()
         self._depth += 1
+        self.work.trains()
         self._lonely.event()
         self._show(lambda check: check.module_begins(module))
 
@@ -118,6 +126,10 @@ class Rank(Observer):
         """Tell the checks that an optimizer is about to step; if checks need it, all ranks are connected first."""
         if id(optimizer) in self._stepped:
             self._finish_step()
+        elif id(optimizer) not in self._known and self._known and not self._stepped and self._numbers.number > 1:
+            self._numbers.retreat()  # it takes turns with those of the step before
+            self._stepped = set(self._before)
+        self._known.add(id(optimizer))
         self._lonely.updates()
         self._numbers.see(optimizer)
         self._begin()
@@ -230,7 +242,7 @@ class Rank(Observer):
             return
         self._show(lambda check: check.step_done(self.step))
         self._depth = 0
-        self._stepped.clear()
+        self._before, self._stepped = self._stepped, set()
         self._numbers.advance()
         self._begun = False
         for message in self.channel.orders():

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from ..upstream.frames import PHASES
+from ..upstream.frames import MODULE_CALLS, PHASES, is_own, program_frames
 
-_LIBRARIES = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LENGTH = 200
 
 
@@ -25,13 +20,33 @@ def place() -> str:
         Text such as ``next, called by main (a.py:40)``; "" if the thread has no Python frames.
     """
     frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
-    own = next((number for number, frame in enumerate(frames) if not _is_library(frame)), len(frames) - 1)
     if not frames:
         return ""
-    text = _named(frames[own])
-    if own:
+    own = frames.index(program_frames(frames)[0])
+    text = named(frames[own])
+    if own and not is_own(frames[own - 1]):
         text = f"{_name(frames[own - 1])}, called by {text}"
     return text[:_LENGTH]
+
+
+def frames_of(thread: int) -> list[FrameType]:
+    """The frames of a thread in the program's own code, the outermost first; all frames if there are none of these.
+
+    Args:
+        thread: the identifier of the thread (`threading.get_ident`).
+    """
+    return program_frames(list(_frames(sys._current_frames().get(thread)))[::-1])
+
+
+def outside_of_modules(frames: list[FrameType]) -> list[FrameType]:
+    """The frames, the outermost first, up to the first forward of a module, or all of them if it is the first one."""
+    first = next((number for number, frame in enumerate(frames) if _is_forward(frame)), len(frames))
+    return frames[:first] or frames
+
+
+def _is_forward(frame: FrameType) -> bool:
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.endswith(MODULE_CALLS)
 
 
 def phase() -> str:
@@ -51,14 +66,10 @@ def _frames(top: FrameType | None) -> Iterator[FrameType]:
         top = top.f_back
 
 
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith((*_LIBRARIES, _OURS, "<frozen")) or "site-packages" in name
-
-
 def _name(frame: FrameType) -> str:
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
 
 
-def _named(frame: FrameType) -> str:
+def named(frame: FrameType) -> str:
+    """The function and the line of a frame: ``evaluate (train.py:91)``."""
     return f"{_name(frame)} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"

@@ -40,6 +40,7 @@ class Operator(NamedTuple):
         where: module and source line, or the node of the backward.
         inputs, outputs: digests of 8 bytes each.
         strange: the number of input tensors that no earlier operator has had as input or result.
+        is_random: whether it draws random numbers.
     """
 
     name: str
@@ -47,11 +48,16 @@ class Operator(NamedTuple):
     inputs: bytes
     outputs: bytes
     strange: int
+    is_random: bool = False
 
     def number(self) -> int:
         """A hash of the name, the inputs and the outputs as a signed 64-bit number."""
         content = self.name.encode() + self.inputs + self.outputs
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+    def written(self) -> list[str]:
+        """The operator as texts, for a message."""
+        return [self.name[:200], self.where[:200], self.inputs.hex(), self.outputs.hex(), str(self.strange)]
 
     def __str__(self) -> str:
         return f"{self.name} {self.where}".strip()
@@ -95,7 +101,8 @@ class OperatorLog(DispatchMode):
         with self._lock:
             strange = sum(len(each) == DIGEST and each not in self._seen for each in inputs)
             self._seen.update(inputs, outputs)
-            self.operators.append(Operator(name, where, _joined(inputs), _joined(outputs), strange))
+            is_random = torch.Tag.nondeterministic_seeded in func.tags
+            self.operators.append(Operator(name, where, _joined(inputs), _joined(outputs), strange, is_random))
         return result
 
     def _where(self) -> str | None:

@@ -57,6 +57,9 @@ def record(
 
     The environment variable DASH_GUARD_RECORD=folder records a whole program that is not changed.
 
+    Modules that are called in evaluation mode or without gradients have names of their own, such as ``Model (evaluation
+    in validate)``, so that a run can be compared with one that evaluates at other times.
+
     A step is what lies between two steps of the same optimizer; several optimizers may take turns. A step that a
     gradient scaler skips, because gradients overflow, counts too. A step of the recording contains, in this order,
 

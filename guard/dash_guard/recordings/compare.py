@@ -15,6 +15,7 @@ from dash_inductor import arguments as _arguments
 from dash_inductor.observers import phases
 
 from ..errors import RecordingError
+from ..observation.labels import EVALUATION
 from .alignment import Step, aligned, shift
 from .file import Entry
 from .limits import FINDINGS
@@ -58,7 +59,7 @@ class Comparison:
         a, b: the folders.
         verdict: "diverged" if a tensor differs that both runs have, or if one run has more steps than the other; "not
             comparable" if everything that both have is equal, but something is missing, such as the file of a rank or
-            the end of a file; otherwise "equal".
+            the end of a file; otherwise "equal", also if only one run has evaluated in some step.
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
         conclusion: where the first difference arose, in words.
@@ -256,8 +257,13 @@ class _Walk:
         if result.steps == 0:
             result.reasons.append("no step is in both recordings")
             result.verdict = "not comparable"
-        elif result.verdict == "equal" and (cut_off or any(unmatched.values()) or not self.complete):
+        elif result.verdict == "equal" and (cut_off or _of_training(unmatched) or not self.complete):
             result.verdict = "not comparable"
+
+
+def _of_training(unmatched: dict[str, list[str]]) -> list[str]:
+    """The names that only one run has, without what it computes in evaluations, which may be at other times."""
+    return [name for names in unmatched.values() for name in names if EVALUATION not in name]
 
 
 def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from dash_inductor.untrusted import printable
 
 from . import pictures
-from .findings import Finding
+from .entries import Entry, entries
 from .report import BLIND, Report, details, headline, ranks_seen, when
 
 _STYLE = """
@@ -31,7 +31,7 @@ p { margin: 4px 0 10px; } .soft { color: var(--soft); } .scroll { overflow-x: au
 def html(report: Report) -> str:
     """The HTML page of a report."""
     title = f"Guard: {headline(report)}"
-    parts = [_finding(finding) for finding in report.findings]
+    parts = [_entry(entry) for entry in entries(report.findings)]
     parts.append(_section("What was checked", _coverage(report)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -42,12 +42,13 @@ def html(report: Report) -> str:
     )
 
 
-def _finding(finding: Finding) -> str:
+def _entry(entry: Entry) -> str:
+    finding = entry.finding
     picture = pictures.of(finding)
     drawn = f'<div class="scroll">{picture}</div>' if picture else ""
     return (
         f'<section class="{finding.severity}"><div class="kind">{finding.severity} · {_text(finding.kind)}</div>'
-        f"<p>{_text(when(finding) + finding.sentence)}</p>{drawn}{_table(details(finding))}</section>"
+        f"<p>{_text(when(finding) + finding.sentence)}</p>{drawn}{_table(details(entry))}</section>"
     )
 
 

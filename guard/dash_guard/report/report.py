@@ -13,6 +13,7 @@ from dash_inductor.untrusted import Refused, parse_json, printable, read_regular
 
 from ..errors import RecordingError
 from .coverage import Coverage
+from .entries import Entry, entries
 from .findings import VERSION, Finding, read
 
 BLIND = (
@@ -117,8 +118,8 @@ def _number(value: Any) -> int:
 
 
 def headline(report: Report) -> str:
-    """The number of findings of a report by severity, in one line."""
-    counts: Counter[str] = Counter(finding.severity for finding in report.findings)
+    """The number of entries of a report by severity, in one line."""
+    counts: Counter[str] = Counter(entry.finding.severity for entry in entries(report.findings))
     if not counts:
         return "nothing was found"
     order = ("confirmed", "suspect", "note")
@@ -128,9 +129,9 @@ def headline(report: Report) -> str:
 def text(report: Report) -> str:
     """The report of a guard as text for a terminal."""
     lines = [f"{report.folder}: {headline(report)}; {ranks_seen(report)}"]
-    for finding in report.findings:
-        lines += ["", f"{finding.severity}: {when(finding)}{finding.sentence}"]
-        lines += [f"  {name}: {value}" for name, value in details(finding)]
+    for entry in entries(report.findings):
+        lines += ["", f"{entry.finding.severity}: {when(entry.finding)}{entry.finding.sentence}"]
+        lines += [f"  {name}: {value}" for name, value in details(entry)]
     lines += ["", "What was checked"]
     for check, entry in report.coverage.items():
         counts = ", ".join(f"{number} {name}" for name, number in entry["counts"].items()) or "nothing"
@@ -153,8 +154,9 @@ def when(finding: Finding) -> str:
     return f"step {finding.step}{stage}: " if finding.step else ""
 
 
-def details(finding: Finding) -> list[tuple[str, str]]:
-    """The other fields of a finding that are not empty, as (name, text)."""
+def details(entry: Entry) -> list[tuple[str, str]]:
+    """The other fields of an entry's finding that are not empty, and its earlier findings, as (name, text)."""
+    finding = entry.finding
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finding.time)) if 0 < finding.time < 1 << 40 else ""
     late = f"{finding.latency_s:.1f} s after it began" if finding.latency_s is not None else ""
     found = [
@@ -165,5 +167,6 @@ def details(finding: Finding) -> list[tuple[str, str]]:
         ("collective", finding.collective),
         ("cause", finding.cause if finding.cause != "unknown" else ""),
         ("reported", ", ".join(filter(None, (at, late)))),
+        ("before", "; ".join(f"{each.severity}, {each.sentence}" for each in entry.before)),
     ]
     return [(name, value) for name, value in found if value]

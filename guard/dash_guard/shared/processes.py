@@ -41,6 +41,14 @@ def node() -> str:
         return ""
 
 
+def load() -> tuple[float, int]:
+    """How many processes have wanted a processor in the last minute, and the processors that this process may use."""
+    try:
+        return round(os.getloadavg()[0], 1), len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):
+        return 0.0, 0
+
+
 def words(status: int) -> str:
     """Describes how a process has ended: ``signal SIGKILL`` or ``exit status 1``.
 

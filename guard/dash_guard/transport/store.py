@@ -10,11 +10,13 @@ and counted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -175,7 +177,9 @@ class _End:
     def __init__(self, address: tuple[str, int], secret: str) -> None:
         socket.create_connection(address, timeout=_PATIENCE).close()  # TCPStore would retry and log for long
         try:
-            self._store = _store(address)
+            self._store, self._connection = _connected(address)
+            if self._connection is not None:
+                weakref.finalize(self, self._connection.close)
             begin = bytes.fromhex(self._store.get(_BEGIN).decode())
         except (RuntimeError, ValueError) as error:
             raise _closed(error) from error
@@ -186,6 +190,7 @@ class _End:
 
     def push(self, content: bytes) -> None:
         """Send an encoded message to the monitor; waits only for space in the connection."""
+        self._check()
         sealed = wire.seal(self._key, _TO_MONITOR, self._pushed, content)
         self._pushed += 1
         try:
@@ -200,6 +205,7 @@ class _End:
             Refused: another process has written, changed or taken a message.
         """
         sealed: list[bytes] = []
+        self._check()
         try:
             # `queue_len` would hold the interpreter's lock until the monitor answers.
             while len(sealed) < _ORDERS and self._store.check([self._queue]):
@@ -214,6 +220,11 @@ class _End:
             self._popped = number
             found.append(content)
         return found
+
+    def _check(self) -> None:
+        """Raise an error if the monitor is gone, before the store does: it would log a stack of C++."""
+        if self._connection is not None and _is_closed(self._connection):
+            raise OSError("it has closed the connection")
 
 
 @dataclass
@@ -339,6 +350,45 @@ def _store(address: tuple[str, int], listener: int | None = None) -> TCPStore:
         master_listen_fd=listener,
     )
     return store
+
+
+def _connected(address: tuple[str, int]) -> tuple[TCPStore, socket.socket | None]:
+    """A client of the store at an address, and the socket that it uses; None if that is not found."""
+    before = _sockets()
+    store = _store(address)
+    for descriptor in _sockets() - before:
+        try:
+            found = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+        try:
+            if found.getpeername()[1] == address[1]:
+                return store, found
+        except OSError:
+            pass
+        found.close()
+    return store, None
+
+
+def _sockets() -> set[int]:
+    """The descriptors of all sockets of this process; none where there is no /proc."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    found.add(int(name))
+    return found
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other end of a connection has closed it; reads nothing."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _pop(store: TCPStore, queue: str) -> bytes:

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from dash_inductor.upstream import compat
 
-OWN = "guard"
-"""The name of the guard's own group; in the flight recorder it has none."""
+from .group_names import OWN
 
 _OPEN, _LATE = "open", "late"
 _met: dict[str, list[int]] = {}  # ranks of the group of `meet`

@@ -1,6 +1,55 @@
-"""Files of PyTorch's sources whose frames in a stack show that a thread compiles or handles a checkpoint."""
+"""What a frame of a thread shows: the program's own code, or files of PyTorch that compile or handle a checkpoint."""
 
 from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from types import FrameType
+
+from dash_inductor import errors
+
+_LIBRARIES = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_OURS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (os.path.dirname(__file__), errors.__file__)
+)
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame is in an installed package, in Python's own library or in the guard: not in the program."""
+    name = frame.f_code.co_filename
+    return name.startswith((*_LIBRARIES, *_OURS, "<frozen")) or "site-packages" in name or "dist-packages" in name
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is in the guard."""
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def program_frames(frames: Sequence[FrameType]) -> list[FrameType]:
+    """Those frames that are in the program's own code; all of them if there are none.
+
+    These are the frames below the folder of the script, or below the working directory. Only if there are none, other
+    code that is no library counts, such as that of a profiler that lies somewhere and wraps functions.
+    """
+    found = [frame for frame in frames if not is_library(frame)]
+    roots = _roots()
+    return [frame for frame in found if frame.f_code.co_filename.startswith(roots)] or found or list(frames)
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [os.getcwd(), *([os.path.dirname(os.path.abspath(script))] if script else [])]
+    return tuple(os.path.join(folder, "") for folder in folders if folder != os.sep)
+
+
+MODULE_CALLS = "torch/nn/modules/module.py"
+"""The end of the name of the file whose functions call the forwards of modules."""
 
 PHASES = {
     "torch/_dynamo/convert_frame.py": "compile",

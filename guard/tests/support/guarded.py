@@ -67,6 +67,13 @@ class Job:
             if self.device == "cuda":
                 torch.cuda.synchronize()
 
+    def evaluate(self) -> None:
+        """What one rank does alone while others wait."""
+        end = time.monotonic() + HANG
+        with torch.no_grad():
+            while time.monotonic() < end:
+                self.model(torch.ones(8, 16, device=self.device))
+
     def tell(self, kind: str) -> None:
         """A fault begins now, on the rank that has it."""
         if self.rank == BAD:
@@ -78,6 +85,8 @@ class Job:
         self.tell(kind)
         if kind == "hang" and self.rank == BAD:
             time.sleep(HANG)
+        elif kind == "evaluate" and self.rank == BAD:
+            self.evaluate()
         elif kind == "slow":
             self.model.pause = PACE * (LATE if self.rank == BAD else 1)
             self.train(int(5 / PACE / LATE))

@@ -43,7 +43,7 @@ from dash_guard.checks.recomputed_update import RecomputedUpdate
 from dash_guard.checks.same_rank_recompute import SameRankRecompute
 from dash_guard.detectors import all as all_detectors
 from dash_guard.detectors.cross_rank_recompute import CrossRankRecomputeDetector
-from dash_guard.detectors.detector import Job
+from dash_guard.detectors.detector import Detector, Job
 from dash_guard.detectors.diagnosis import Diagnosis
 from dash_guard.detectors.same_rank_recompute import SameRankRecomputeDetector
 from dash_guard.monitor.monitor import Monitor
@@ -251,11 +251,17 @@ class Carried:
 class Meeting:
     """Carries messages of all ranks to the monitor of rank 0, and what it asks back."""
 
-    def __init__(self, number: int, world: int, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        number: int,
+        world: int,
+        group: dist.ProcessGroup,
+        kinds: Sequence[type[Detector]] = (*all_detectors.BITS, *DETECTORS),
+    ):
         self.number, self.world, self.group, self.channel = number, world, group, Carried()
         self.local, self.time, self.largest = Local(), 0.0, 0
         job = Job(world)
-        detectors = [kind(job) for kind in (*all_detectors.BITS, *DETECTORS)]
+        detectors = [kind(job) for kind in kinds]
         self.monitor = Monitor(job, self.local, detectors, None, lambda finding: None, lambda: 0.0)
 
     def meet(self, last: bool = False) -> list[Finding]:
