@@ -158,7 +158,11 @@ class KernelLauncher:
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
     def places(self, launch: Launch) -> Places:
-        """Returns where, in the memory of a launch of this kernel, the stream, addresses and other arguments are."""
+        """Returns where the memory of a launch holds the stream, the tensor addresses and the other arguments.
+
+        Args:
+            launch: a launch that this kernel packed.
+        """
         descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
         return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
 

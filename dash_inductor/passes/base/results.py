@@ -130,7 +130,11 @@ class _Copies:
         self.made: dict[tuple[Node, ...], Node] = {}
 
     def of(self, before: _Shown, now: _Shown) -> Node:
-        """A new output with the values of `now` and the layout of `before`."""
+        """Adds a copy of the output `now` with the memory layout of the output `before`; returns its node.
+
+        If `before` was a part of memory that a rewrite has replaced, nothing is copied, and the result is the output
+        itself.
+        """
         old = dict(zip(before.views, before.views[1:], strict=False))
         views, copied, like = [], now.views[0], before.views[0]
         for view, source in zip(now.views, now.views[1:], strict=False):

@@ -140,7 +140,7 @@ class AtRest(Check):
         self._compare(self.rank.step, "update", self._after.pop(id(optimizer), []))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash parameters and optimizer state, which should not change before their next use, and buffers likewise."""
+        """Hash parameters, buffers and optimizer state after a step; nothing may write them before their next use."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
         if not self._every or self.rank.step % self._every:
             return

@@ -49,8 +49,8 @@ class RecomputedUpdate(Check):
 
     Args:
         rank: the rank that this check belongs to.
-        same_rank_recompute: in how many of 100 steps, from 0 to 100.
-        seed: seed of the choice of steps.
+        same_rank_recompute: the share of steps in which it runs, in percent, from 0 to 100.
+        seed: the seed by which these steps are chosen.
     """
 
     name = "same_rank_recompute"

@@ -36,7 +36,7 @@ class CallProfiles(NamedTuple):
     def of(
         spec: AttentionSpec, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device
     ) -> CallProfiles:
-        """Returns a `CallProfiles` for calls with this call description, plan, site and device.
+        """Returns the `CallProfiles` of calls with this spec, plan, site and device.
 
         Args:
             site: the attention site of the call.
