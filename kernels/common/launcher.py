@@ -292,7 +292,7 @@ class _Map:
         self.behind_address: bytes | None = None
 
     def write(self, memory: Any, place: int, address: int) -> None:
-        """Writes the descriptor of a tensor at `address` to byte offset `place` of memory."""
+        """Writes the TMA descriptor of a tensor at `address` into `memory`, at byte offset `place`."""
         if self.behind_address and not address % _ADDRESS_ALIGNMENT:
             struct.pack_into(_DESCRIPTOR, memory, place, address, self.behind_address)
             return

@@ -49,7 +49,7 @@ class Band:
     def begins(self, device: torch.device) -> Tensor:
         """Computes the position at which each row's range of weights begins, int32 [rows].
 
-        Clamped so that `longest` positions from there exist.
+        Positions are clamped so that `longest` positions exist from there on.
         """
         slope, offset, divisor = self.line
         most = self.positions - self.longest

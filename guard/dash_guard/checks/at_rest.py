@@ -103,7 +103,7 @@ class AtRest(Check):
                     self._gradients[number] = self._count, parts
 
     def scaler_updated(self) -> None:
-        """A gradient scaler has unscaled gradients in place; from now on, gradients are not compared."""
+        """Called when a gradient scaler has unscaled gradients in place: from now on, gradients are not compared."""
         if not self._scaled:
             self.rank.coverage.unseen(self.name, "gradients, because a gradient scaler writes them")
         self._scaled = True

@@ -101,7 +101,7 @@ def guard(
 
 
 class Guard:
-    """The guard of this rank, a context manager; see `guard`.
+    """Watches this rank of a training run, and reports to the monitor; a context manager, made by `guard`.
 
     Attributes:
         folder: the folder of findings and coverage.

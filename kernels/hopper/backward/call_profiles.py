@@ -17,7 +17,7 @@ NOTHING: tuple[int, int] = 0, 0
 
 
 class CallProfiles(NamedTuple):
-    """Begins profiles of calls for which `launch.prepare` has built a launcher.
+    """What the profiles of all calls with one launcher have in common; `begin` begins the profile of a call.
 
     Attributes:
         key: distinguishes sites with the same name.

@@ -243,7 +243,10 @@ def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
 
 @triton.jit
 def load_of_queries(data, b, queries):
-    """Loads the `OfQueries` of the queries of a tile: the mask's vectors for them."""
+    """Loads the mask's vectors for the queries of a tile, as an `OfQueries`.
+
+    data: a `Data`.  b: the batch element.  queries: the tile's rows.
+    """
     return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
