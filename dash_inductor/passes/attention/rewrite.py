@@ -185,9 +185,7 @@ class _Reading:
         return True
 
     def is_read_in_vain(self) -> bool:
-        """Whether other forwards' backwards take the random state of this forward but, having no dropout, do not use
-        it.
-        """
+        """Whether other forwards' backwards take this forward's random state but, without dropout, do not use it."""
         return (
             isinstance(self.found, Attention) and self.found.forward is not None and bool(self.found.forward.not_read)
         )

@@ -84,7 +84,7 @@ class _Shown:
 
 
 class Results:
-    """The outputs of a graph, recorded before passes run with the nodes that own their memory; see the module."""
+    """The outputs of a graph before passes run, each with the node that owns its memory; see the module."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._nodes = graph, set(graph.nodes)

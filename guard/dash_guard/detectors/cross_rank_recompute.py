@@ -135,7 +135,7 @@ def may_be_effect(finding: Finding) -> bool:
 
 
 def is_effect(finding: Finding) -> bool:
-    """Whether a finding is an effect of differing state or programs: the first operator that differs had other inputs."""
+    """Whether a finding is an effect of differing state or programs: the first differing operator had other inputs."""
     return _given(finding) == "different"
 
 

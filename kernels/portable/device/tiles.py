@@ -77,9 +77,10 @@ def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_rows(data, numbers, length, MASK: tl.constexpr):
-    """Returns (the token of each row, whether it has one), [rows] each, by the varlen layout of `data` if any.
+    """Returns (the index of each row's token, whether it has one), [rows] each.
 
-    numbers: the positions of the rows; length: the number of rows of the mask.
+    Without a varlen layout in `data` every row of the mask is a token.  numbers: the positions of the rows; length: the
+    number of rows of the mask.
     """
     return tokens_of(
         data.varlen_layout.TOKEN_OFFSETS, data.varlen_layout.TOKEN_COUNTS, numbers, length, MASK.VARLEN_ROWS
