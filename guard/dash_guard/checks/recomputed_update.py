@@ -36,7 +36,7 @@ class Value(NamedTuple):
     Attributes:
         name: the name of the parameter.
         key: the key in the parameter's optimizer state, such as ``exp_avg``; "" for the parameter itself.
-        value: 16 hexadecimal digits.
+        value: the digest, 16 hexadecimal digits.
     """
 
     name: str

@@ -56,7 +56,7 @@ class CrossRankRecomputeDetector(Detector):
         self._waiting: list[tuple[float, Finding]] = []  # for other findings about ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
-        """Take a rank's report about a cross-rank recompute."""
+        """Store a rank's report about a cross-rank recompute, for the detector to evaluate."""
         if not self._off and message.step not in self._evaluated and _sound(message.body):
             self._reported.setdefault(message.step, {})[message.rank] = message.body
             self._since.setdefault(message.step, now)
