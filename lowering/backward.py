@@ -300,9 +300,10 @@ class _Kernels:
 
 
 def fills_gpu(size: Sequence[Any], block_q: int) -> bool:
-    """Returns whether the kernel that has one program per q tile of a bias gradient fills the GPU.
+    """Returns whether a bias gradient has enough q tiles for a kernel with one program per q tile to fill the GPU.
 
-    A program loops over all that is summed.  Dynamic sizes count as nominal ones; the choice affects speed alone.
+    Each program sums over the batch elements and heads that share the bias.  Nominal sizes replace dynamic ones; the
+    choice affects only speed.
 
     Args:
         size: the shape of the bias gradient, [batch, heads, q_len, kv_len], with 1 where it is summed; integers or

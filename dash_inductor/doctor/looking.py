@@ -55,9 +55,9 @@ def functions_looked_at(look: Callable[..., None]) -> AbstractContextManager[Non
 
 @contextmanager
 def layers_looked_at(looks: dict[str, Callable[..., None]]) -> Iterator[None]:
-    """A context manager that wraps methods of other libraries' attention layers (see `is_layer`).
+    """A context manager in which a function is called before certain methods of other libraries' attention layers.
 
-    Classes that are defined inside the block are included.
+    Layers are classes for which `is_layer` is true; those that are defined inside the block are included.
 
     Args:
         looks: for the name of each method, the function that is called before it.

@@ -48,7 +48,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Ran:
-    """A listed operator that has run or was compiled: its place and the value of the flag."""
+    """A use of an operator in PyTorch's list of nondeterministic ones.
+
+    Attributes:
+        operator: the operator.
+        place: where the program calls it.
+        flag: the state of the determinism flag when the operator was dispatched or compiled.
+        compiled: whether it is part of a compiled graph.
+    """
 
     operator: Operator
     place: Place

@@ -64,7 +64,8 @@ class Pair:
     Attributes:
         forward: (query, key, value, dropout_p, is_causal, ...) -> (out, logsumexp, ...).
         backward: (grad_out, query, key, value, out, logsumexp, ..., dropout_p, is_causal, ...) -> (dq, dk, dv).
-        more: returns, for a query and key, the results that follow out and logsumexp in a forward without dropout.
+        more: a function of query and key; it returns what a forward without dropout returns after out and logsumexp,
+            such as the random state.
     """
 
     forward: OpOverload

@@ -40,7 +40,7 @@ class Packed:
     Args:
         op: the operator, one of `OPERATORS`.
         original: PyTorch's kernel.
-        classes: the classes of calls that have been recorded; shared by both operators.
+        classes: the classes of calls that have been recorded; the forward and the backward operator share them.
     """
 
     def __init__(self, op: OpOverload, original: Any, classes: Classes) -> None:

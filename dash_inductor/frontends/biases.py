@@ -50,7 +50,7 @@ class FoundBias:
 
     @property
     def tensor(self) -> Node:
-        """The node that `source` holds now: 1 to 4 dimensions that broadcast to the scores."""
+        """The node that now holds the bias, which has 1 to 4 dimensions and broadcasts to the scores."""
         found: Node = self.source.value
         return found
 

@@ -35,7 +35,11 @@ _PLANE = 3
 
 
 def make_fusable(graph: Graph) -> bool:
-    """Give SDPA calls in a Dynamo graph a layout that fused operators accept; return whether any call changed."""
+    """Change the layout of SDPA calls in a Dynamo graph so that PyTorch's fused operators accept them.
+
+    Returns:
+        Whether any call changed.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target in CALLS]
     steps = _with_one_batch_dimension, _with_batch_of_mask, _with_contiguous_mask
     changed = [step(call) for call in calls if _is_replaced_on(call) for step in steps]

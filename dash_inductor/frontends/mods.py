@@ -56,13 +56,16 @@ def unread(text: str) -> NotReadable:
 
 @dataclass(frozen=True)
 class Plane:
-    """The scores of one attention, whose sizes follow from its query and key, [batch, heads, length, head dim]."""
+    """The scores of one attention, [batch, heads, query length, key length].
+
+    Their sizes are read from the query and the key, which are [batch, heads, length, head dim].
+    """
 
     query: Node
     key: Node
 
     def of(self, axis: int) -> tuple[Node, int]:
-        """Return the query or the key, and the number of its dimension that has the size of an axis of the scores.
+        """Return the node, query or key, from which the size of an axis of the scores is read, and its dimension.
 
         Args:
             axis: 0 to 3, of the scores [batch, heads, query length, key length].

@@ -56,7 +56,7 @@ class Repeat:
 
     @property
     def base(self) -> Node:
-        """The node that holds the smaller tensor now."""
+        """The node that now holds the tensor whose heads are repeated; rewrites of the graph may replace it."""
         found: Node = self.source.value
         return found
 

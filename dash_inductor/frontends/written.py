@@ -91,7 +91,12 @@ class _View:
 
     @staticmethod
     def of(node: Node, name: str) -> _View | None:
-        """Return the view for an argument of a call; None if the argument is not a tensor."""
+        """Return the view that a call of `auto_functionalized_v2` passes for an argument; None if that is not a tensor.
+
+        Args:
+            node: the call.
+            name: the name of the argument in the operator's schema.
+        """
         told = {
             key.removeprefix(f"_{name}_"): value for key, value in node.kwargs.items() if key.startswith(f"_{name}_")
         }

@@ -1,8 +1,8 @@
 """The model's names for the inputs of a graph: `attention_mask`, where the graph says `primals_25`.
 
 AOTAutograd renames the inputs of a joint graph, but records each one's index among the inputs of Dynamo's graph.  Only
-Dynamo's graph knows their sources, so its names are stored while Inductor compiles it.  So is the first input that
-requires a gradient that this graph does not compute, as inside an autograd function.
+Dynamo's graph knows their sources, so its names are stored while Inductor compiles it.  Also stored is the first input
+that requires a gradient although this graph does not compute one, as inside an autograd function.
 """
 
 from __future__ import annotations

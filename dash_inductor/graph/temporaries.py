@@ -43,7 +43,13 @@ class Temporaries:
         return self._known[key]
 
     def size(self, tensor: Node, dim: int, *, like: Node) -> int | Node:
-        """Return a size of a tensor: a number if it is static, else a node."""
+        """Return the size of a dimension of a tensor: a number if it is static, else a node that computes it.
+
+        Args:
+            tensor: the tensor.
+            dim: the dimension.
+            like: the node whose metadata a new node gets.
+        """
         return self._emitter.size(tensor, dim, before=self._emitter.behind(tensor), like=like)
 
     @property

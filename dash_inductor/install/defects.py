@@ -35,7 +35,11 @@ class _Compile:
         self.open: Any = None
 
     def close(self) -> None:
-        """Records the open match, if there is one, as rejected: its numbers differ from the pattern's."""
+        """Records the pending match, if there is one, as rejected, and clears it.
+
+        A match is pending from its first, loose comparison with a `fuse_attention` pattern until it passes the full
+        comparison. A match that is still pending has other constants than the pattern, dimensions included.
+        """
         match, self.open = self.open, None
         if match is not None:
             node = match.output_nodes()[0]

@@ -55,7 +55,10 @@ class Documents:
         return found
 
     def varlen_layout(self, emitter: Emitter, tokens: int | Node, before: Node) -> PackedOperands:
-        """Return which segment id and which token each row has, as nodes that all layers with equal `starts` share.
+        """Return the operands of the packed mask, as nodes that all layers with equal `starts` share.
+
+        They are the segment ids of the rows as queries and as keys, [1, rows], and the token offset and token count of
+        each row block, int32, see `model.VarlenLayout`.
 
         Args:
             emitter: adds nodes.

@@ -48,7 +48,11 @@ class FoundComponent:
         raise NotImplementedError
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the component's operands by name, as tensors or nodes of the calculator, without those in `same`."""
+        """Compute the component's operands, except those in `same`; return them by name, as tensors or graph nodes.
+
+        Args:
+            calculator: computes on tensors, or adds nodes.
+        """
         raise NotImplementedError
 
 

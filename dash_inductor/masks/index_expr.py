@@ -107,9 +107,10 @@ class Algebra:
         return symbol
 
     def tell_apart(self, first: sympy.Expr, second: sympy.Expr) -> None:
-        """Make `equal_zero` use a data symbol where it compares a value of the first index with one of the second.
+        """Tell this algebra which index is of queries and which of keys, so that `equal_zero` can recognise equal ids.
 
-        A difference of two positions stays an expression.  `equality` returns the two values of a data symbol.
+        Where it compares a value of the first index with one of the second, `equal_zero` then uses a data symbol, whose
+        two values `equality` returns.  A difference of two positions stays an expression.
 
         Args:
             first, second: the index symbols of queries and of keys.

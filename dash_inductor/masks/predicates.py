@@ -79,7 +79,7 @@ def of_loads(found: Conditional, change: Callable[[Load], Load]) -> Conditional:
 
 
 def compute(found: Conditional, axes: Sequence[Axis], calculator: Calculator) -> Any:
-    """Return the values of a predicate, a bool tensor or node.
+    """Return the values of a predicate at all positions along some axes of the scores, a bool tensor or node.
 
     Args:
         found: the predicate.

@@ -82,7 +82,12 @@ class RealValues:
         return tuple(self.size(n) for n in meta_of(node).shape)
 
     def window(self, node: Node, window: Window) -> torch.Tensor:
-        """Return the elements of `node` in a window, as a tensor of the window's shape."""
+        """Return the elements of `node` in a window, as a tensor of the window's shape.
+
+        Args:
+            node: a node with a tensor.
+            window: (start, stop) for every dimension.
+        """
         shape = self.shape(node)
         if node not in self._given and _count(shape) > SMALL and window != tuple((0, n) for n in shape):
             key = (node, window)

@@ -97,7 +97,11 @@ class _Documents(Loads):
         raise NotRecognised("depends_on_input", f"{node.name} does not count where positions begin anew")
 
     def beyond(self, load: Load) -> int:
-        """Return the constant by which `load` exceeds its token's position; raise NotRecognised if there is none."""
+        """Return the constant difference between the number that `load` reads for a token and the token's position.
+
+        Raises:
+            NotRecognised: the difference is not constant.
+        """
         value = self._reader.load(load.node, self._place_of(load))
         more = sympy.expand(value - self._here) if isinstance(value, sympy.Expr) else None
         if more is None or not more.is_Integer:

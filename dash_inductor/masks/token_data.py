@@ -94,7 +94,7 @@ class Load:
 
     @property
     def axes(self) -> frozenset[Axis]:
-        """The axes of the scores ("b", "h", "q", "kv") on which the load depends."""
+        """The axes of the scores ("b", "h", "q", "kv") whose positions index the loaded tensor."""
         return frozenset(index.axis for index in self.indices if index.axis is not None)
 
     @property

@@ -99,15 +99,15 @@ class AttentionSpec:
 
     @functools.cached_property
     def of_forward(self) -> AttentionSpec:
-        """This call without `delta` and the operands that only a backward reads."""
+        """The spec of the forward: this spec with `delta` off, and without the operands that only a backward reads."""
         found = self._without("backward")
         return replace(found, delta=False) if found.delta else found
 
     @functools.cached_property
     def of_backward(self) -> AttentionSpec:
-        """This call without what only a forward reads: `logsumexp`, and operands such as sinks.
+        """The spec of the backward: this spec with `logsumexp` off, and without operands that only a forward reads.
 
-        The output and the log-sum-exp contain all that a backward needs of sinks.
+        These are operands such as sinks: the output and the log-sum-exp contain all that a backward needs of them.
         """
         found = self._without("forward")
         return replace(found, logsumexp=False) if found.logsumexp else found

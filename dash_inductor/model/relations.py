@@ -60,7 +60,13 @@ class Relation:
         return not self.queries and not self.pairs
 
     def axes(self, role: str) -> tuple[Axis, ...]:
-        """Return the dimensions of the tensor with the numbers of this role, for example ("b", "q")."""
+        """Return the dimensions of the operand that holds the numbers of a role.
+
+        They are ("b", "q") for a number per query, ("b", "kv") per key, and ("b", "h", "q", "kv") per pair.
+
+        Args:
+            role: one of `roles`.
+        """
         if role in self.pairs:
             return "b", "h", "q", "kv"
         return ("b", "q") if role in self.queries else ("b", "kv")
@@ -125,8 +131,8 @@ RELATIONS = frozenset({EQUAL, BETWEEN, CONGRUENT, TRUTH, PAIRS})
 def fit_tables(relations: Sequence[Relation]) -> bool:
     """Return whether tile schedules in tables can encode a mask that consists of these relations.
 
-    Without a relation that reads a number per pair they always can.  The tables can hold the bits of one relation of
-    this kind; all others must then have `segment_ids`.
+    They can unless a relation reads a number per pair, such as the elements of a dense mask.  The tables can hold one
+    such relation, as bits, if `segment_ids` is true for every other relation.
     """
     of_pairs = [relation for relation in relations if relation.pairs]
     return not of_pairs or (len(of_pairs) == 1 and all(of.segment_ids or of.pairs for of in relations))

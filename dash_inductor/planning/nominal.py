@@ -82,7 +82,7 @@ def _made_in_advance() -> dict[str, dict[str, list[list[float]]]]:
 
 
 def made_in_advance(name: str, candidate: Candidate, mask: Band, arch: str) -> float | None:
-    """The precomputed critical path of a candidate; None if there is none."""
+    """The precomputed critical path of a candidate under the schedule `name`; None if the file does not have it."""
     name = "spt" if name == "bent_fold" and supports(name, mask) is None else name
     if arch != ARCH or name not in SCHEDULES or candidate.dq is not None:
         return None

@@ -120,7 +120,10 @@ class Choice:
 
 
 def choose(site: Site, arch: str, schedule: str | None = None) -> Choice:
-    """The planner's choice for a site; arguments and errors as for `plan`."""
+    """The schedule, kernel family and tiles that the planner chooses for a site's backward.
+
+    Arguments and errors are those of `plan`.
+    """
     known = tables_of(arch)
     _check(site, arch, schedule)
     allowed = schedules_for(site) if schedule is None else (schedule,)

@@ -54,7 +54,7 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Docume
 
 
 def gpus() -> list[str]:
-    """The GPUs on which kernels have been measured."""
+    """The names of the GPUs on which kernels have been measured."""
     return list(dict.fromkeys(gpu for each in FAMILIES for gpu in each.times))
 
 

@@ -407,7 +407,7 @@ def graphs() -> tuple[GraphRecord, ...]:
 
 
 def with_attention(graphs: Sequence[GraphRecord]) -> tuple[GraphRecord, ...]:
-    """Filters records of graphs: those with attention, and those of cache entries without records."""
+    """Returns those graphs that have attention or may have it, because they come from a cache entry without records."""
     return tuple(graph for graph in graphs if graph.sites or graph.missing)
 
 

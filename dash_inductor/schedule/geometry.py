@@ -70,7 +70,12 @@ def _range(first: Expr, full_first: Expr, full_end: Expr, end: Expr) -> Range:
 
 
 def q_range(has_lo: bool, has_hi: bool, kv: Expr = KV) -> Range:
-    """Return the visible q tiles of kv tile `kv` (a valid tile index), as expressions."""
+    """Return which q tiles see kv tile `kv` and which of these need no mask, as sympy expressions.
+
+    Args:
+        has_lo, has_hi: whether the band has a lower and an upper bound.
+        kv: the index of the kv tile, which must exist.
+    """
     first_key, end_key = kv * BLOCK_KV, Minimum((kv + 1) * BLOCK_KV, KV_LEN)
     first, full_first, end, full_end = sympy.Integer(0), sympy.Integer(0), N_Q, N_Q
     if has_hi:
@@ -86,7 +91,12 @@ def q_range(has_lo: bool, has_hi: bool, kv: Expr = KV) -> Range:
 
 
 def kv_range(has_lo: bool, has_hi: bool, q: Expr = Q) -> Range:
-    """Return the visible kv tiles of q tile `q` (a valid tile index), as expressions."""
+    """Return which kv tiles are visible to q tile `q` and which of these need no mask, as sympy expressions.
+
+    Args:
+        has_lo, has_hi: whether the band has a lower and an upper bound.
+        q: the index of the q tile, which must exist.
+    """
     first_row, end_row = q * BLOCK_Q, Minimum((q + 1) * BLOCK_Q, Q_LEN)
     first, full_first, end, full_end = sympy.Integer(0), sympy.Integer(0), N_KV, FloorDiv(KV_LEN, BLOCK_KV)
     if has_lo:

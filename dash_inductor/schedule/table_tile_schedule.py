@@ -65,7 +65,11 @@ def from_the_end(has_lo: bool, has_dense: bool) -> bool:
 
 
 def seen_words(block_kv: int) -> int:
-    """Return the words per thread for a kv tile of `block_kv` keys, a power of two >= 8, see Note [Seen bits]."""
+    """Return how many 32-bit words of a dense mask's bits each thread reads for a kv tile; see Note [Seen bits].
+
+    Args:
+        block_kv: the number of keys in the tile, a power of two >= 8.
+    """
     return max(1, block_kv // 64)
 
 

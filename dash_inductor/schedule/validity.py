@@ -80,7 +80,7 @@ def check(name: str, problem: Problem, jobs: Sequence[Job] | None = None) -> lis
     Args:
         name: the name of the schedule.
         problem: the problem.
-        jobs: tables to check instead of the schedule's own.
+        jobs: the work of every CTA, checked instead of what the schedule defines; None to check the schedule itself.
 
     Raises:
         ArgumentError: an unknown schedule or an unsupported mask.

@@ -120,7 +120,15 @@ def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
 
 
 class Drawn(NamedTuple):
-    """A rectangle to draw: one bar, or several that are merged; `step` is the index of its step, -1 for several."""
+    """A rectangle to draw for one bar of a timeline, or for several that are merged because they are too narrow.
+
+    Attributes:
+        lane, track: where it is drawn.
+        kind: the activity that it shows.
+        colour: the index of its colours among the picture's `hues`.
+        begin, end: its times.
+        step: the index of its step; -1 for several bars.
+    """
 
     lane: int
     track: int

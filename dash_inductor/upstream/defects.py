@@ -88,7 +88,7 @@ def sums_along_columns_elsewhere(node: Any) -> list[str]:
 
 
 def sums_elsewhere(node: Any) -> list[str]:
-    """The names of buffers that the reductions of a scheduler node write and that are parts of other buffers."""
+    """The names of buffers that a scheduler node's reductions write inside other buffers, as in a concatenation."""
     from torch._inductor.ir import FixedLayout, FlexibleLayout
 
     return [

@@ -47,9 +47,10 @@ Groups = Group | None | Mapping[str, Group | None]
 
 
 def signature(of: Groups) -> Any:
-    """Returns the entry in a Triton signature for a parameter that is a group or several groups.
+    """Returns the entry in a Triton signature for a kernel parameter that takes one or several groups of arguments.
 
-    A group has a named tuple of types, an absent one "constexpr".
+    This is a named tuple of types for a `Group`, "constexpr" for None, and a named tuple of these entries for several
+    groups, given by name.
     """
     if of is None:
         return "constexpr"

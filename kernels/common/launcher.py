@@ -158,7 +158,11 @@ class KernelLauncher:
         return (Launch(start, self.compiled.function, parameters, self, stream, arguments, memory),)
 
     def places(self, launch: Launch) -> Places:
-        """Returns where, in the memory of a launch of this kernel, the stream, addresses and other arguments are."""
+        """Returns where the memory of a launch holds the stream, the tensor addresses and the other arguments.
+
+        Args:
+            launch: a launch that this kernel packed.
+        """
         descriptors = [self._map_at(launch.config, number) // 8 for number in range(len(self._maps))]
         return Places(_STREAM // 8, descriptors, [place // 8 for place in self._own_places[:-_SCRATCH]])
 
@@ -288,7 +292,7 @@ class _Map:
         self.behind_address: bytes | None = None
 
     def write(self, memory: Any, place: int, address: int) -> None:
-        """Writes the descriptor of a tensor at `address` to byte offset `place` of memory."""
+        """Writes the TMA descriptor of a tensor at `address` into `memory`, at byte offset `place`."""
         if self.behind_address and not address % _ADDRESS_ALIGNMENT:
             struct.pack_into(_DESCRIPTOR, memory, place, address, self.behind_address)
             return

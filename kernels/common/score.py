@@ -50,9 +50,10 @@ def constants(spec: AttentionSpec) -> dict[str, float]:
 
 
 def slope_after_score(spec: AttentionSpec) -> float:
-    """Returns the factor by which the portable forward multiplies its value for each pair to get natural scores.
+    """Returns the factor that turns what the portable forward keeps for each pair into a score in base e.
 
-    It keeps products, so this is the scale; with a softcap it keeps scores, and this is 1.
+    Without a softcap the forward keeps the product of query and key, and the factor is the scale; with a softcap it
+    keeps the score itself, and the factor is 1.
     """
     return spec.scale if spec.softcap is None else 1.0
 
@@ -78,8 +79,8 @@ def bound_values(spec: AttentionSpec) -> tuple[Any, ...] | None:
 
 
 def factor(spec: AttentionSpec) -> float:
-    """Returns the factor that turns products into scores in base 2 in Gluon kernels.
+    """Returns the factor that Gluon kernels apply to get scores in base 2.
 
-    With a softcap, tanh is multiplied by it instead of the product.
+    It multiplies the product of query and key or, with a softcap, the tanh.
     """
     return (spec.scale if spec.softcap is None else spec.softcap) * LOG2E

@@ -66,7 +66,7 @@ def unpredicted(
 
 
 def rates_of_forward(site: Site, arch: str, rates: Calibration) -> Forward | None:
-    """Returns the calibrated times for the forward of a site, or None if no forward like it was measured."""
+    """Returns the measured times (`Forward`) from which a site's forward is predicted; None if none fit the site."""
     dims = dims_of_tile(site.head_dim, site.value_dim)
     found = None if dims is None else rates.forward.get((*dims, site.band.is_window))
     _, q_len, kv_len = _sizes(site)

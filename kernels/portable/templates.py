@@ -443,7 +443,7 @@ def reads_keys(traits: Traits, *, sums_keys: bool = True) -> bool:
 
 
 def decided_by_pairs(traits: Traits) -> bool:
-    """Returns whether elementwise tests decide which keys no row sees; not so with a varlen layout."""
+    """Returns whether it takes tests of single pairs to find the keys that no row sees; never with a varlen layout."""
     return _by_pair(traits) and not traits.varlen
 
 

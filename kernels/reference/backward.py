@@ -166,7 +166,7 @@ class ElementData:
 
     @property
     def hides(self) -> bool:
-        """Whether a row may be left without visible keys, by a mask or by a bias of minus infinity."""
+        """Whether a row may have no visible key, because of a mask component other than the band or a bias of -inf."""
         return bool(self.components) or self.bias is not None
 
     @property

@@ -40,7 +40,7 @@ class VarlenLayout:
 
     @staticmethod
     def of_rows(spec: AttentionSpec) -> AttentionSpec:
-        """Returns the same call without its varlen layout, for operands that `filled` has copied to padded rows."""
+        """Returns the spec without its varlen layout, for operands that `filled` has copied to padded rows."""
         segments = replace(spec.mask.segments, varlen_layout=None)
         return replace(spec, mask=Mask(spec.mask.band, segments))
 

@@ -59,8 +59,9 @@ class Known:
 
     @property
     def keys(self) -> Dimension:
-        """The key dimension of the scores, as the atoms that it consists of, without the extra column of an
-        attention sink.
+        """The key dimension of the scores, as the atoms (index ranges) that it merges.
+
+        The extra column of an attention sink is not counted.
         """
         return self.atoms.atoms(self.scores.key_dim)
 

@@ -42,7 +42,7 @@ def shape_of(node: Node) -> Sequence[Dim]:
 
 
 def broadcast(node: Node, labels: Labels) -> Labels:
-    """Return the labels of a tensor that broadcasts to one with `labels`.
+    """Return the labels of the tensor of `node`, which broadcasts to a tensor with `labels`.
 
     A label is a tuple of the atoms (index ranges) that a dimension merges; dimensions of size 1 have ().
     """

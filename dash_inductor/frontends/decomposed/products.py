@@ -85,7 +85,7 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
     lead, (outer, inner) = labels[:-2], labels[-2:] if is_left else labels[:-3:-1]
 
     def of(end: Dimension) -> Labels:
-        """Return the labels that the other matmul operand must have if its free (not contracted) dimension is `end`."""
+        """Return the labels of the matmul's other operand if `end` is its dimension that is not contracted."""
         return (*lead, inner, end) if is_left else (*lead, end, inner)
 
     def result(kind: Kind, end: Dimension, factor: float) -> Value | None:

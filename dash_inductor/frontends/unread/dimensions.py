@@ -75,9 +75,11 @@ def _joined(one: Dim, other: Dim) -> Dim:
 
 
 def viewed_as(dims: Dims, sizes: Sequence[int]) -> Dims:
-    """Return the dimensions of a view with these sizes of a tensor with `dims`.
+    """Return the labelled dimensions of a view of a tensor.
 
-    If the sizes do not match up, each dimension gets all labels.
+    Args:
+        dims: the labelled dimensions of the tensor.
+        sizes: the shape of the view; if it does not split or merge dimensions evenly, each dimension gets all labels.
     """
     parts = [part for dim in dims for part in dim]
     found: list[Dim] = []

@@ -55,7 +55,7 @@ class Plane:
 
     @property
     def labels(self) -> Labels:
-        """The labels of all dimensions."""
+        """The labels of all dimensions in one set: from which dimensions of products they come."""
         return labels_of(self.dims)
 
 
@@ -253,13 +253,13 @@ class Planes:
         return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name])
 
     def quotient(self, node: Node, whole: Plane, one: Plane | None, by: Plane | None) -> Plane:
-        """Return the plane of a quotient, normalised where the divisor is a sum of the dividend.
+        """Return the plane of a division, normalised along dimensions where the divisor is a sum of the dividend.
 
         Args:
             node: the node that divides, or multiplies by an inverse.
-            whole: the node's plane as that of an elementwise operator.
-            one: the plane of the dividend; None without one.
-            by: the plane of the sum by which it is divided; None without one.
+            whole: the plane that the node has as an elementwise operator, to which the normalisation is added.
+            one: the plane of the dividend; None if it has none.
+            by: the plane of the divisor, if that is a sum; else None.
         """
         if one is None or by is None:
             return whole

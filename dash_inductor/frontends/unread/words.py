@@ -32,14 +32,14 @@ _CONSTANTS = (
 
 @dataclass(frozen=True)
 class Way:
-    """An attention that no frontend reads, given by its nodes from the first to the second product, in graph order.
+    """An attention that no frontend reads, given by its nodes from its first product to its second, in graph order.
 
     Attributes:
         before: the nodes between the first product and the normaliser, including the sums by which it divides.
         normaliser: the node that normalises, such as a softmax or a division by a sum.
         after: the nodes between the normaliser and the second product.
         second: the second product.
-        products: those of the nodes that are products.
+        products: the products of two tensors among all these nodes.
     """
 
     before: Sequence[Node]

@@ -25,7 +25,12 @@ MAX_STEP = 2**31
 
 @dataclass(frozen=True)
 class Congruent(FoundComponent):
-    """Dilation: a query sees a key only if `step` divides the difference of `number` and the key's position."""
+    """Dilation: a query sees a key only if `step` divides the difference of `number` and the key's position.
+
+    Attributes:
+        number: a number for each query.
+        step: the distance between two keys that a query sees.
+    """
 
     NAME = "dilated"
 

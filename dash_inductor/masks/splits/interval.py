@@ -150,9 +150,10 @@ def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> 
 
 
 def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[Value, Between | None]:
-    """Split the visibility of a mask into a conjunction of the rest and an interval; return both.
+    """Split the visibility of a mask into a KV range for each query and the remaining condition; return (rest, range).
 
-    Return `visible` itself and None if no interval is found, and always if the mask does not depend on data.
+    A query sees a key if both show it.  The result is (visible, None) if no range is found or the mask does not depend
+    on data.
     """
     if not of_data:
         return visible, None
@@ -264,7 +265,13 @@ class _Reader:
         return computable(expr, position, self.scores.sizes, self.scores.algebra)
 
     def solve(self, tree: Value) -> Between | None:
-        """Return the half-lines of a tree as one interval; None if they are not one."""
+        """Return the interval of keys that a decision tree shows to each query.
+
+        The result is None if these keys are not one interval that is bounded on at least one side.
+
+        Args:
+            tree: a decision tree whose conditions are half-lines of keys, with True (seen) or False at its leaves.
+        """
         found = self._solve(tree)
         return found if isinstance(found, Between) else None
 

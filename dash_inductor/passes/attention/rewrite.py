@@ -185,7 +185,7 @@ class _Reading:
         return True
 
     def is_read_in_vain(self) -> bool:
-        """Whether other backwards take a result of this forward as an argument without reading its values."""
+        """Whether other forwards' backwards take this forward's random state but, without dropout, do not use it."""
         return (
             isinstance(self.found, Attention) and self.found.forward is not None and bool(self.found.forward.not_read)
         )

@@ -71,8 +71,8 @@ def gradient_beside_bias(
 ) -> Node:
     """Inserts the gradient of the sinks for an attention that also has a bias; returns its node.
 
-    Like that of `gradient_of_sinks`, it is fp32 [batch, heads, q_len, 1].  But the log-sum-exp has two parts (see the
-    module), and delta is computed from `grad_out` and `out`.
+    The result is fp32 [batch, heads, q_len, 1], as without a bias (`gradient_of_sinks`).  But the log-sum-exp has two
+    parts (see the module), and delta is computed here, from `grad_out` and `out`.
     """
 
     def call(target: Callable[..., Any], *args: Any) -> Node:

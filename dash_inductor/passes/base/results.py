@@ -84,7 +84,7 @@ class _Shown:
 
 
 class Results:
-    """The outputs of a graph, recorded before passes run with the nodes that own their memory; see the module."""
+    """The outputs of a graph before passes run, each with the node that owns its memory; see the module."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._nodes = graph, set(graph.nodes)
@@ -130,7 +130,11 @@ class _Copies:
         self.made: dict[tuple[Node, ...], Node] = {}
 
     def of(self, before: _Shown, now: _Shown) -> Node:
-        """A new output with the values of `now` and the layout of `before`."""
+        """Adds a copy of the output `now` with the memory layout of the output `before`; returns its node.
+
+        If `before` was a part of memory that a rewrite has replaced, nothing is copied, and the result is the output
+        itself.
+        """
         old = dict(zip(before.views, before.views[1:], strict=False))
         views, copied, like = [], now.views[0], before.views[0]
         for view, source in zip(now.views, now.views[1:], strict=False):

@@ -234,8 +234,8 @@ def gathered(
 def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
     """Returns the result of a scatter of rows into zeros by distinct indices, computed as a gather.
 
-    First the position of the value for each row is scattered, -1 for rows without a value; then the values are
-    gathered.
+    First the number of the value that each row of the result gets is scattered, -1 for rows without a value; then the
+    values are gathered by these numbers.
 
     Args:
         base: gives the shape of the result.
@@ -255,7 +255,7 @@ def gathered_by_places(base: Tensor, index: Tensor, values: Tensor, *, dim: int,
 def put_rows(base: Tensor, index: Tensor, values: Tensor, *, dim: int, by_rows: bool) -> Tensor:
     """Returns the result of a scatter of rows into zeros by distinct indices, computed by `put_distinct`.
 
-    The arguments are those of `gathered_by_places`: `base` only gives the shape of the result.
+    The arguments are those of `gathered_by_places`; of `base`, only the shape is used.
     """
     rows = _rows(base, index, values, dim, by_rows)
     return _put(_along(index.reshape(-1), dim, base.dim()).expand(rows.shape), rows, base.shape[dim], dim, 0)

@@ -47,7 +47,10 @@ class Band:
         return self.longest <= MOST and self.longest * self.rows * self.positions <= COMPARED
 
     def begins(self, device: torch.device) -> Tensor:
-        """Computes the first position of each row's range, int32 [rows]; the range has `longest` valid positions."""
+        """Computes the position at which each row's range of weights begins, int32 [rows].
+
+        Positions are clamped so that `longest` positions exist from there on.
+        """
         slope, offset, divisor = self.line
         most = self.positions - self.longest
         rows = torch.arange(self.rows, device=device, dtype=torch.int64 if divisor > 1 else torch.int32)
@@ -58,10 +61,10 @@ class Band:
         return (numbers <= reached[:, None]).sum(1).to(torch.int32)  # avoids a division
 
     def weights(self, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
-        """Computes the weights of the positions in each row's range, [longest, rows].
+        """Computes the weights inside the rows' ranges, [longest, rows]: that of each position of each row's range.
 
         Args:
-            tensors: the arguments of `matrix`.
+            tensors: the tensors from which `matrix` computes the weights.
             dtype: the dtype of the weights.
         """
         device = tensors[0].device

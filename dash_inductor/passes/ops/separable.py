@@ -295,7 +295,7 @@ def _matrix(*tensors: Tensor, rows: int, parts: Sequence[tuple[int, Sequence[int
 
 
 def together(puts: Mapping[Node, Sum]) -> list[list[Node]]:
-    """Groups the nodes of sums by index that have the same source and shape and whose results are added.
+    """Groups nodes, each a sum by index, that add up to one result and have the same source tensor and shape.
 
     Args:
         puts: the nodes, with the sums that they compute.  Other tensors may be added to the results, too.

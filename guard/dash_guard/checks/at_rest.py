@@ -117,7 +117,7 @@ class AtRest(Check):
                     self._gradients[number] = self._count, parts
 
     def scaler_updated(self) -> None:
-        """A gradient scaler has unscaled gradients in place; from now on, gradients are not compared."""
+        """Called when a gradient scaler has unscaled gradients in place: from now on, gradients are not compared."""
         if not self._scaled:
             self.rank.coverage.unseen(self.name, "gradients, because a gradient scaler writes them")
         self._scaled = True
@@ -156,7 +156,7 @@ class AtRest(Check):
         self._queue.poll()  # on the CPU, before the optimizer writes what has changed
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hash parameters and optimizer state, which should not change before their next use, and buffers likewise."""
+        """Hash parameters, buffers and optimizer state after a step; nothing may write them before their next use."""
         self._alive[id(optimizer)] = weakref.ref(optimizer)
         if not self._every or self.rank.step % self._every:
             return

@@ -1,11 +1,11 @@
 """Hooks on PyTorch's own collectives: a communication hook of DDP, and custom communications of FSDP2.
 
-The hooks pass inputs and results of collectives to a callback, and run one collective of each backward twice with the
-same input. Training continues with the result of the first run.
+The hooks pass results of collectives (of FSDP2's all-gathers also the inputs) to callbacks, and run some reductions a
+second time with the same input. Training continues with the result of the first run.
 
 Note [In step]
-A collective that is run twice needs all ranks of its group. So the number of calls alone decides whether a collective
-is run again, never a check that is off, a step that is not checked, or a guard that has ended on one rank: a model
+All ranks of a group must run a collective twice in the same call. The number of calls decides which call that is. A
+check that is off, a step that is not checked, or a guard that has ended on one rank makes no difference, so a model
 keeps its hooks until it is deleted. Before they install the first hook, all ranks agree on the models that get one
 (`collective_checksums.CollectiveChecksums`).
 """

@@ -70,7 +70,7 @@ class Leaves:
         return int(self.labels.digest(), 16)
 
     def number(self) -> int:
-        """The last sixteen hexadecimal digits of the root, which identify the values, as a signed 64-bit number."""
+        """A hash of all fingerprints, the last sixteen hexadecimal digits of the root, as a signed 64-bit number."""
         return _signed(hashlib.blake2b(self.lanes, digest_size=ROOT).digest())
 
     def numbers(self) -> list[int]:

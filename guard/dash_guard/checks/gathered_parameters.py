@@ -94,7 +94,7 @@ class GatheredParameters(Check):
         self._queue.poll()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the digests that have been copied to the host."""
+        """Send those digests to the monitor whose copies have arrived on the host."""
         self._queue.poll()
 
     def module_begins(self, module: nn.Module) -> None:

@@ -36,7 +36,7 @@ class Value(NamedTuple):
     Attributes:
         name: the name of the parameter.
         key: the key in the parameter's optimizer state, such as ``exp_avg``; "" for the parameter itself.
-        value: 16 hexadecimal digits.
+        value: the digest, 16 hexadecimal digits.
     """
 
     name: str
@@ -49,8 +49,8 @@ class RecomputedUpdate(Check):
 
     Args:
         rank: the rank that this check belongs to.
-        same_rank_recompute: in how many of 100 steps, from 0 to 100.
-        seed: seed of the choice of steps.
+        same_rank_recompute: the share of steps in which it runs, in percent, from 0 to 100.
+        seed: the seed by which these steps are chosen.
     """
 
     name = "same_rank_recompute"

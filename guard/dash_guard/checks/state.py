@@ -325,7 +325,7 @@ def lanes_of(tensors: Sequence[Tensor], firsts: Sequence[int] | None = None) -> 
 
     Args:
         tensors: the tensors.
-        firsts: the hash position of each tensor in 8-byte words; by default 0.
+        firsts: for each tensor that is a part of another one, the number of 8-byte words before it; by default 0.
     """
     with torch.inference_mode(False), torch.no_grad():
         lanes = torch.zeros(len(tensors), LANES, dtype=torch.int64, device=tensors[0].device)

@@ -65,7 +65,7 @@ class CrossRankRecomputeDetector(Detector):
         self._waiting: list[tuple[float, Finding]] = []  # for other findings about ranks whose state differs
 
     def take(self, message: Message, now: float) -> None:
-        """Take a rank's report about a cross-rank recompute."""
+        """Store a rank's report about a cross-rank recompute, for the detector to evaluate."""
         if isinstance(message.body.get("cannot"), str):
             self._cannot[message.rank] = message.step, message.body["cannot"]
         elif not self._off and _sound(message.body):
@@ -166,7 +166,7 @@ def may_be_effect(finding: Finding) -> bool:
 
 
 def is_effect(finding: Finding) -> bool:
-    """Whether ranks differ in a recompute because their state or the program differs: operators had other inputs."""
+    """Whether a finding is an effect of differing state or programs: the first differing operator had other inputs."""
     return _given(finding) == "different"
 
 

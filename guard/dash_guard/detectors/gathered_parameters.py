@@ -65,7 +65,7 @@ class GatheredParameters(Detector):
         self._findings, self._parted = 0, False
 
     def take(self, message: Message, now: float) -> None:
-        """Take a rank's digests of what it has gathered, or of the segments that it was asked for."""
+        """Store the digests that a rank has sent: of gathered parameters, or of the segments that it was asked for."""
         body = message.body
         if self._parted:
             return

@@ -58,7 +58,9 @@ class Liveness(Detector):
         self._looked = 0.0
 
     def take(self, message: Message, now: float) -> None:
-        """Take a heartbeat, a notice of joining or leaving, the members of a group, or the state of a process."""
+        """Update what is known of a rank from a heartbeat, a notice of joining or leaving, a group, or a process's
+        state.
+        """
         if message.kind == "joined":
             self._lost.discard(message.rank)
             if not self._roster.states.get(message.rank, State(0)).there():  # a restart: all begin anew

@@ -89,7 +89,7 @@ class Replicas(Detector):
         self._finished = False
 
     def take(self, message: Message, now: float) -> None:
-        """Take a rank's root digests, or its answer with the digests below one."""
+        """Store a rank's root digests, or its answer to a request for the digests below a module."""
         body = message.body
         if isinstance(body.get("roots"), dict):
             for of, steps in body["roots"].items():

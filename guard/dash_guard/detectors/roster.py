@@ -124,7 +124,7 @@ class Roster:
         self._waits: dict[Waits, Waits] = {}
 
     def take(self, message: Message, now: float) -> None:
-        """Update the states from a message of one of `KINDS`."""
+        """Update what is known of a rank from a message of one of `KINDS`, for example a heartbeat."""
         body = message.body
         if message.kind == "process":
             self._process(body, now)

@@ -33,7 +33,7 @@ class SameRankRecomputeDetector(Detector):
         self._accused: dict[int, set[int]] = {}  # by step
 
     def take(self, message: Message, now: float) -> None:
-        """Take the message of a rank whose second run of a step differs."""
+        """Store a rank's message that its second run of a step differs from the first."""
         body = message.body
         if not all(
             isinstance(body.get(name, ""), str) for name in ("off", "phase", "tensor", "once", "again", "third")

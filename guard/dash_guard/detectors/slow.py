@@ -165,7 +165,7 @@ class Slow(Detector):
         return found
 
     def excess(self) -> dict[int, float]:
-        """The lateness in seconds of each rank that was slow in one of the last steps, in its last slow step."""
+        """For each rank that was slow in one of the last steps, how late it was in the latest slow one, in seconds."""
         return {rank: self._excess[rank][-1][1] / 1000 for rank in self._history if self._excess.get(rank)}
 
     def finish(self, now: float) -> list[Finding]:

@@ -109,7 +109,7 @@ class Part(NamedTuple):
     Attributes:
         tensor: the tensor.
         row: the row of the results to which its lanes are added.
-        first: the number of 8-byte words before it.
+        first: if it is a part of another tensor, the number of 8-byte words before it; else 0.
     """
 
     tensor: Tensor

@@ -50,9 +50,10 @@ def hash_many(pointers, sizes, firsts, rows, sets, chunks, results, UNIT: tl.con
 
 @triton.jit(do_not_specialize=["address", "size"])
 def hash_one(address, size, result, UNIT: tl.constexpr):
-    """Add the lanes of the tensor at `address` to `result`, int64 [2]; one program for each CHUNK words.
+    """Add the hash of the tensor at `address` to `result`, int64 [2]: the two lanes of Note [Fingerprints].
 
-    size: in units of UNIT bytes.  UNIT: the bytes of one load, 1, 2, 4 or 8, which divides the address and the size.
+    Launch one program for each CHUNK words of 8 bytes.  size: in units of UNIT bytes.  UNIT: the bytes of one load, 1,
+    2, 4 or 8, which divides the address and the size.
     """
     lane_0 = tl.zeros([_BLOCK], tl.uint64)
     lane_1 = tl.zeros([_BLOCK], tl.uint64)

@@ -49,7 +49,7 @@ def is_done(entry: Entry) -> bool:
 
 
 def group_of(entry: Entry) -> str:
-    """The name of the process group of an entry."""
+    """The name of the process group in an entry of the flight recorder; "" if there is none."""
     group = entry.get("process_group") or [""]
     return str(group[0])
 

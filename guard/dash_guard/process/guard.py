@@ -101,7 +101,7 @@ def guard(
 
 
 class Guard:
-    """The guard of this rank, a context manager; see `guard`.
+    """Watches this rank of a training run, and reports to the monitor; a context manager, made by `guard`.
 
     Attributes:
         folder: the folder of findings and coverage.
@@ -287,9 +287,12 @@ class FromEnvironment(Guard):
         threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
 
     def start(self, instead: Observer | None = None) -> None:
-        """Start the guard; called at the first event, or once a process group exists. Later calls do nothing.
+        """Start the guard in place of the observer that waits for the first event; later calls do nothing.
 
-        The guard takes the place of the observer that waits for the first event; `instead` is ignored.
+        That observer calls this at the first event; a thread calls it once a process group exists.
+
+        Args:
+            instead: ignored; `Guard.start` has this parameter.
         """
         with self._beginning:
             waiting, self._waiting = self._waiting, None

@@ -40,7 +40,7 @@ class Kept:
                 self._keep_attributes(module)
 
     def put(self) -> None:
-        """Restore the buffers and attributes, and their values.
+        """Assign the kept buffers and attributes to the modules again, and copy their kept values back.
 
         Values of buffers are always written, because some operators write to them without changing their versions. The
         versions of tensors stay the same, because for the training nothing was written.

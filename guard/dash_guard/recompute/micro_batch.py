@@ -103,7 +103,7 @@ class Random:
 
     @classmethod
     def now(cls) -> Random:
-        """The current states."""
+        """The current states of all of these generators."""
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         numpy = sys.modules.get("numpy.random")
         return cls(
@@ -114,7 +114,7 @@ class Random:
         )
 
     def restore(self) -> None:
-        """Set all generators to these states."""
+        """Set the random number generators of PyTorch, Python and NumPy to these states."""
         torch.set_rng_state(self.cpu)
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu)
@@ -210,7 +210,7 @@ class MicroBatch:
         return [torch.frombuffer(bytearray(text), dtype=torch.uint8), payload]
 
     def given(self, described: bytes, payload: Tensor) -> MicroBatch:
-        """This call with the arguments of another rank, on the devices of this rank.
+        """Returns a call of the same module with another rank's arguments, on the devices of this rank.
 
         Args:
             described, payload: what `encode` has returned on the other rank.

@@ -45,10 +45,10 @@ class Versions:
 
 
 class Values:
-    """Copies of the values of parameters on the CPU, made when this is created.
+    """Copies on the CPU of the values that parameters have when this is created.
 
     Args:
-        parameters: parameters, of which the local shards are copied.
+        parameters: the parameters; of a DTensor, the local shard is copied.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:

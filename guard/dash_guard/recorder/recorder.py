@@ -239,7 +239,7 @@ class Recorder(Observer):
         self.observe_in_step(phases.ATTENTION_GRADIENT, gradients)
 
     def step(self) -> None:
-        """End the current step; for programs whose parameters are not changed by a PyTorch optimizer."""
+        """End the current step; for programs that update their parameters without a PyTorch optimizer."""
         with self._lock:
             self.begin()
             self._advance()

@@ -55,14 +55,14 @@ def shift(a: Segments, b: Segments) -> int:
 
 
 def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]:
-    """The matching steps of two recordings of a rank, with the step numbers of a.
+    """Yields the steps of two recordings of a rank in pairs of equal number, counted as in recording a.
 
     The initial parameters of a run are matched with the parameters that the other run had after the step before.
 
     Args:
         rank: the rank.
         a, b: its recordings.
-        shifted: what `shift` returned for them.
+        shifted: what is added to b's step numbers, see `shift`.
     """
     streams = a.steps(), ((number + shifted, entries) for number, entries in b.steps())
     heads = [next(each, None) for each in streams]

@@ -27,7 +27,7 @@ class Recording:
         facts: the contents of the "environment" and "facts" frames that `steps` has read up to now.
         findings: the contents of the first 100 "finding" frames up to now.
         findings_count: the number of all "finding" frames up to now.
-        unseen: for each tensor without fingerprints, the reason, up to now.
+        unseen: the reasons why tensors have no fingerprints, by tensor name, up to now.
         ended: whether the recording was closed; known after the last step.
         torn: the byte at which a torn or damaged frame begins, None without one; known after the last step.
     """

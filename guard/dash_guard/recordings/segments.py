@@ -43,7 +43,7 @@ class Segments:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """For each tensor without fingerprints, the reason."""
+        """The reason why a tensor has no fingerprints, by the name of the tensor."""
         return {name: why for part in self._parts for name, why in part.unseen.items()}
 
     @property

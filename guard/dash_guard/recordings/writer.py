@@ -36,7 +36,7 @@ class Nowhere:
         """Discards the frame."""
 
     def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
-        """Discards the fingerprints."""
+        """Does nothing: the fingerprints of the step are discarded."""
 
     def close(self) -> None:
         """Does nothing, since no file is open."""

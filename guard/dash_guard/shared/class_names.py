@@ -1,4 +1,4 @@
-"""Names of classes of ranks, which must hold tensors with equal bits, as messages contain them; imports no torch."""
+"""The names that messages use for classes of ranks, which must hold tensors with equal bits; imports no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ def spelled(ranks: Sequence[int]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def members(name: str, world: int) -> tuple[int, ...] | None:
-    """The ranks in the class that an untrusted name means, ascending; None if the name is invalid."""
+    """The ranks of a class of ranks, ascending, parsed from its name, which is not trusted; None if it is invalid.
+
+    Args:
+        name: the name.
+        world: the number of ranks of the job.
+    """
     found: set[int] = set()
     if len(name) > LENGTH:
         return None

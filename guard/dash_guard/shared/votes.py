@@ -26,7 +26,7 @@ def minority(of: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def classes(works: Mapping[int, str]) -> list[list[int]]:
-    """Lists of ranks that do the same work and therefore must compute the same.
+    """Groups the ranks that do the same work and therefore must compute the same; returns lists of ranks.
 
     Args:
         works: for each rank, a text that identifies its work.

@@ -67,4 +67,4 @@ class LocalEnd:
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def close(self) -> None:
-        """Does nothing: no messages remain."""
+        """Does nothing, because messages within one process arrive at once."""

@@ -265,7 +265,7 @@ class Server:
             raise _closed(error) from error
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived since the last call, in the order of each rank."""
+        """The messages that have arrived since the last call; each rank's are in the order in which it sent them."""
         received: list[Message] = []
         try:
             for _ in range(min(_ROUND, self._store.queue_len(_UP))):

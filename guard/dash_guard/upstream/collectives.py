@@ -107,7 +107,7 @@ class Board:
             self._store.set(word, "")
 
     def has(self, word: str) -> bool:
-        """Whether any rank has written a word; False if the store is gone."""
+        """Whether any rank has added the word `word` to this board; False if the job's store is gone."""
         try:
             return bool(self._store.check([word]))
         except Exception:

@@ -160,7 +160,7 @@ def scatter_ranks(module: FSDPModule) -> tuple[int, ...]:
 
 
 def reduce_ranks(module: FSDPModule) -> tuple[int, ...]:
-    """The ranks among which HSDP sums a module's scattered gradients; () if it scatters nothing, or sums nothing."""
+    """The ranks of the all-reduce by which HSDP sums a module's reduce-scattered gradients; () if there is none."""
     group = reduce_group(module) if scatter_ranks(module) else None
     return () if group is None else tuple(dist.get_process_group_ranks(group))
 

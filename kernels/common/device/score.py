@@ -40,9 +40,9 @@ def bounded(s, SCORE: tl.constexpr):
 
 @triton.jit
 def after_slope(s, SIGN: tl.constexpr, SCORE: tl.constexpr):
-    """Returns numbers that, multiplied by the slope, are the scores of products `s` in base 2.
+    """Returns the numbers whose products with the slope are scores in base 2: ``SIGN * s``, or softcapped scores.
 
-    SIGN: 1, -1 or 0; it and the slope are the results of `templates.signed_slope`.
+    s: products of query and key.  SIGN: 1, -1 or 0; `templates.signed_slope` returns it and the slope.
     """
     if SCORE.SOFTCAP > 0:
         s = bounded(s, SCORE)
@@ -63,7 +63,7 @@ def in_base_2(s, SCORE: tl.constexpr):
 
 @triton.jit
 def biased(s, bias, SCORE: tl.constexpr):
-    """Returns the natural scores of products `s` with `bias` added."""
+    """Returns the scores in base e of products `s` of query and key, with `bias` added."""
     if SCORE.SOFTCAP > 0:
         return bounded(s, SCORE) + bias
     else:

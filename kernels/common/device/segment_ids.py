@@ -131,13 +131,13 @@ def first_equal(
     valid_b, valid_j, q_len, kv_len,
     HAS_IDS: tl.constexpr, HAS_VALID: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the segment id of each token, the index of the first key with the same id, and the range of each tile.
+    """Writes a segment id for each token, the index of the first key with the same id, and the range of each tile's.
 
-    One program per (batch element, BLOCK queries or keys).  Q_IDS, KV_IDS: integers [batch, q_len], [batch, kv_len];
-    STARTS: written by `find_starts` with the same BLOCK; VALID: bool or uint8 [batch, kv_len]; all but STARTS with
-    their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [batch, q_len], [batch, kv_len], each one of the QUERIES or
-    KEYS vectors of a batch element; without ids every segment id is 0.  RANGES: int32 [batch, query tiles and key
-    tiles, 2], the smallest and largest segment id.
+    One program per (batch element, BLOCK queries or keys).  Q_IDS, KV_IDS: the mask's ids, integers [batch, q_len],
+    [batch, kv_len]; STARTS: written by `find_starts` with the same BLOCK; VALID: bool or uint8 [batch, kv_len]; all but
+    STARTS with their strides.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [batch, q_len], [batch, kv_len], the results, each
+    one of the QUERIES or KEYS vectors of a batch element; without ids every segment id is 0.  RANGES: int32 [batch,
+    query tiles and key tiles, 2], the smallest and largest segment id of each tile.
     """
     b, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_ids = KV_IDS + b * kv_ids_b

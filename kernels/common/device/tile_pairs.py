@@ -1,9 +1,9 @@
-"""Computes the kinds of tile pairs (empty, partial or full) under a mask that is data, on the device.
+"""Classifies tile pairs as empty, partial or full on the device, for masks that are data.
 
-The kernels go through the forms of a mask's relations one by one (`relations.form`).  `seen` says which queries see any
-key, and which keys any query sees.  `classify` says of every tile pair whether it is empty, partial or full, as
-`schedule.visibility` defines it; `write_seen` does so where a forward reads bits of a dense mask, and writes these
-bits, too.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
+The kernels evaluate the forms (device encodings, `relations.form`) of a mask's relations one by one.  `seen` finds the
+queries that see any key, and the keys that any query sees.  `classify` computes the kind of every tile pair, as
+`schedule.visibility` defines it.  `write_seen` replaces `classify` where a forward reads a dense mask as bits: it
+writes these bits as well as the kinds.  `unite_kinds` computes the kinds for larger tiles from those for smaller ones.
 
 Only integers are computed, no program reads what another one of the same kernel writes, and whatever belongs to a batch
 element is computed from its own data.

@@ -17,7 +17,7 @@ NOTHING: tuple[int, int] = 0, 0
 
 
 class CallProfiles(NamedTuple):
-    """Begins profiles of calls for which `launch.prepare` has built a launcher.
+    """What the profiles of all calls with one launcher have in common; `begin` begins the profile of a call.
 
     Attributes:
         key: distinguishes sites with the same name.
@@ -36,7 +36,7 @@ class CallProfiles(NamedTuple):
     def of(
         spec: AttentionSpec, plan: Plan, site: Site, tile_schedule: ClosedForm, device: torch.device
     ) -> CallProfiles:
-        """Returns a `CallProfiles` for calls with this call description, plan, site and device.
+        """Returns the `CallProfiles` of calls with this spec, plan, site and device.
 
         Args:
             site: the attention site of the call.

@@ -35,14 +35,14 @@ Parameters = Mapping[str, Parameter]
 
 
 def types(parameters: Parameters, traits: Traits) -> dict[str, Group | None]:
-    """Returns the argument group of each parameter by name, None if the call does not have the operand."""
+    """Returns the argument group of each kernel parameter by name; None for an operand that the call does not have."""
     return {name: of.group if traits.reads(of.operand) else None for name, of in parameters.items()}
 
 
 def values(
     parameters: Parameters, spec: AttentionSpec, extras: Sequence[Tensor], addresses: Mapping[int, Address]
 ) -> dict[str, tuple[Any, ...] | None]:
-    """Returns the argument values of each parameter by name, None if the call does not have the operand.
+    """Returns the arguments of each kernel parameter by name; None for an operand that the call does not have.
 
     Args:
         extras: the operator's extras, the tensors that follow its fixed ones.

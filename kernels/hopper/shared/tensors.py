@@ -1,4 +1,4 @@
-"""Tensor checks and TMA descriptors that both launchers share."""
+"""Tensor checks and TMA descriptors for the launchers of the Hopper forward and backward."""
 
 from __future__ import annotations
 

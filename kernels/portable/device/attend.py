@@ -53,13 +53,13 @@ def attend_range(
     SLOPE: tl.constexpr,
     TILE: tl.constexpr, MASK: tl.constexpr, SCORE: tl.constexpr, BUILD: tl.constexpr,
 ):  # fmt: skip
-    """Returns `state`, of the online softmax of a q tile, after the kv tiles first .. end-1, in ascending order.
+    """Returns the online softmax's `state` of a q tile after the kv tiles first .. end-1, visited in ascending order.
 
     MASKED: whether the mask is applied; it must be if any pair of these tiles may be invisible.
 
     state: per row the unscaled output, the sum of the probabilities, and the largest score, by whose exponential both
-    are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2; with a bias they are natural, or
-    fp32 could not hold a bias of `finfo.min`.
+    are divided: fp32 [BLOCK_Q, BLOCK_DV], [BLOCK_Q], [BLOCK_Q].  Scores are in base 2, but with a bias in base e,
+    because in base 2 a bias of `finfo.min` would overflow fp32.
 
     operands: the tile of Q, and the heads of K and V; place: batch element, kv head, query head, q tile; own: the
     tile's `TileRows`, their `OfQueries`, and their `id_range`.  The other arguments are those of `attend_tile`.

@@ -77,9 +77,10 @@ def load_chosen(matrix, rows, chosen, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_rows(data, numbers, length, MASK: tl.constexpr):
-    """Returns (the token of each row, whether it has one), [rows] each, by the varlen layout of `data` if any.
+    """Returns (the index of each row's token, whether it has one), [rows] each.
 
-    numbers: the positions of the rows; length: the number of rows of the mask.
+    Without a varlen layout in `data` every row of the mask is a token.  numbers: the positions of the rows; length: the
+    number of rows of the mask.
     """
     return tokens_of(
         data.varlen_layout.TOKEN_OFFSETS, data.varlen_layout.TOKEN_COUNTS, numbers, length, MASK.VARLEN_ROWS
@@ -142,7 +143,8 @@ def keys_in_range(of_keys, queries, MASK: tl.constexpr):
 def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
     """Loads a tile of Q, dO or the output, [rows, BLOCK].
 
-    Without a varlen layout as `load_tile`; with one (MASK.VARLEN_ROWS) rows without a token are zeros.
+    With a varlen layout (MASK.VARLEN_ROWS) rows without a token are zeros; without one `load_tile` loads the tile, with
+    zeros outside of the matrix's rows.
     """
     if MASK.VARLEN_ROWS:
         return load_chosen(matrix, queries, queries.exists, DIM, BLOCK)
@@ -152,21 +154,22 @@ def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: 
 
 @triton.jit
 def load_q(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
-    """Loads a tile of a head of Q, [BLOCK_Q, BLOCK_D], with zeros where `load_queries` has them."""
+    """Loads a tile of Q of one head, [BLOCK_Q, BLOCK_D]; see `load_queries` for rows of zeros."""
     return load_queries(head, queries, TILE.HEAD_DIM, TILE.BLOCK_D, TILE.EVEN_Q, MASK)
 
 
 @triton.jit
 def load_do(head, queries, TILE: tl.constexpr, MASK: tl.constexpr):
-    """Loads a tile of a head of dO or the output, [BLOCK_Q, BLOCK_DV], with zeros where `load_queries` has them."""
+    """Loads a tile of dO or the output of one head, [BLOCK_Q, BLOCK_DV]; see `load_queries` for rows of zeros."""
     return load_queries(head, queries, TILE.VALUE_DIM, TILE.BLOCK_DV, TILE.EVEN_Q, MASK)
 
 
 @triton.jit
 def load_valid(matrix, keys, of_keys, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
-    """Loads a tile of K or V, [rows, BLOCK].
+    """Loads a tile of K or V, [rows, BLOCK], with zeros for keys that are not valid.
 
-    With a key validity vector or a varlen layout only valid keys are read, and others are zeros; else as `load_tile`.
+    With a key validity vector or a varlen layout only the valid keys (`of_keys.valid`) are read; without either all
+    keys are valid, and they are read as by `load_tile`.
     """
     if MASK.HAS_KEYS or MASK.VARLEN_ROWS > 0:
         return load_chosen(matrix, keys, of_keys.valid, DIM, BLOCK)
@@ -241,7 +244,10 @@ def load_of_keys(data, b, h, keys, MASK: tl.constexpr):
 
 @triton.jit
 def load_of_queries(data, b, queries):
-    """Loads the `OfQueries` of the queries of a tile: the mask's vectors for them."""
+    """Loads the mask's vectors for the queries of a tile, as an `OfQueries`.
+
+    data: a `Data`.  b: the batch element.  queries: the tile's rows.
+    """
     return OfQueries(load_vectors(data.of_queries, b, queries))
 
 
@@ -348,10 +354,10 @@ def load_sums(lse, queries, q_len, TILE: tl.constexpr, SCORE: tl.constexpr):
 
 @triton.jit
 def load_delta(saved, row, queries, q_len, TILE: tl.constexpr):
-    """Loads the deltas (see `delta_tile`) of the queries of a head, fp32 [BLOCK_Q].
+    """Loads the saved deltas (see `delta.delta_tile`) of a tile of queries of one head, fp32 [BLOCK_Q].
 
-    Queries outside first .. end-1 are not read and get zeros.  row: the index of the head among the heads of all batch
-    elements.
+    queries: the tile's rows; those outside `queries.first` .. `queries.end - 1` are not read and get zeros.  row: the
+    index of the head in [batch, q heads], flattened.
     """
     return load_rows(Operand(saved.DELTA + row * q_len, (1,)), queries, 0.0, TILE.EVEN_Q)
 
@@ -434,7 +440,10 @@ def rows_of_queries(pairs, BY_KEY: tl.constexpr):
 
 @triton.jit
 def load_rows(vector, rows, other, EVEN: tl.constexpr):
-    """Loads one fp32 value per row from `vector`, of a head; `other` outside first .. end-1, where nothing is read."""
+    """Loads one fp32 value per row from `vector`, an `Operand` with the values of one head.
+
+    Rows outside rows.first .. rows.end-1 are not read and get `other`.  EVEN: there are none.
+    """
     numbers = rows.numbers
     if EVEN:
         return tl.load(vector.start + numbers * vector.strides[0])

@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 
 
 def forms_of(relation: Relation) -> tuple[Form, Form]:
-    """Returns two encodings of a relation of queries and keys: the usual one, and one without numbers of keys."""
+    """Returns a relation's two device encodings: the usual one, and one for masks in which keys have only positions."""
     return cast("tuple[Form, Form]", import_module(f"{__name__}.{relation.name}").FORMS)

@@ -71,9 +71,9 @@ def produce(
 ):
     """Runs the producer: takes work ids, announces work items, and fills the rings.
 
-    Rows and columns outside a descriptor, also before its first, arrive as zeros.  Q and dO of the first iteration of a
-    kv tile are requested during the previous kv tile; K and V once the consumers have released those of the previous
-    one.
+    What a load reads outside of a TMA descriptor's rows and columns, on either side, arrives as zeros.  Q and dO of the
+    first iteration of a kv tile are requested during the previous kv tile; K and V once the consumers have released
+    those of the previous one.
     """
     BLOCK_Q: gl.constexpr = tile_schedules.work.BLOCK_Q
     BLOCK_KV: gl.constexpr = tile_schedules.work.BLOCK_KV

@@ -62,10 +62,9 @@ def leave_tile_schedule(shared, n):
 
 @gluon.jit
 def next_tile_schedule(shared, n):
-    """Waits for work item `n`, releases its ring entry, and returns its (position of the head in the launch order, kv
-    tile).
+    """Waits for work item `n`, and returns (position of its head in the launch order, kv tile).
 
-    It is for roles of one warp, which keep the two numbers in registers.
+    It releases the ring entry of the work item.  It is for roles of one warp, which keep the two numbers in registers.
     """
     position, kv = wait_for_tile_schedule(shared, n)
     role_barrier()

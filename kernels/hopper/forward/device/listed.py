@@ -165,8 +165,9 @@ def put_packed_tile(shared, it, packed_tile):
 
 @gluon.jit
 def read_packed_tile(shared, it):
-    """Reads the packed tile id of iteration ``it + 1``; K of iteration `it` must have arrived, and its V not been
-    released.
+    """Returns the packed tile id of the CTA's iteration ``it + 1`` from the ring in shared memory.
+
+    It may be read from the arrival of the K tile of iteration `it` until its V tile is released.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     return gl.max(shared.packed_tiles.index(it % packed_tile_stages(shared.STAGES)).load(layout), 0)

@@ -58,7 +58,7 @@ def begin_sums(score, shared, p, total):
 
 @gluon.jit
 def sums_of(score, total, LAYOUT: gl.constexpr):
-    """Returns the row sums, fp32 [ROWS] in LAYOUT, from `total` as `no_sums` and `begin_sums` shape it."""
+    """Returns the row sums of P, fp32 [ROWS] in LAYOUT, from the accumulator `total` of `no_sums` or `begin_sums`."""
     if score.SUMS_BY_MATMUL:
         return gl.convert_layout(gl.max(total, 1), LAYOUT, assert_trivial=True)
     else:

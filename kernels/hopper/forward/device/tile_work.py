@@ -122,8 +122,7 @@ class TileWork:
 
     @gluon.jit
     def hides_half(self, block, kv):
-        """Returns whether no query of a row block sees more of kv tile `kv` than its first ROWS keys; for a mask with a
-        lower bound.
+        """Returns whether a mask with a lower bound hides all but the first ROWS keys of kv tile `kv` from a row block.
 
         The last query of the row block sees most: the keys up to ``block * ROWS + ROWS - 1 - lo``.  The comparison is
         written with the first query, because ptxas then orders loops in a way that suits long tile schedules: see

@@ -102,11 +102,13 @@ class DropoutSigns:
 
 @gluon.constexpr_function
 def block_layout(shape, warps):
-    """Returns the register layout of random blocks, [keys / 4, queries / 2], for scores of `shape` [keys, queries].
+    """Returns the register layout of blocks of random bits, [keys / 4, queries / 2], for scores [keys, queries].
 
-    Every thread computes as few blocks as possible.  A thread holds the scores of two keys of the same parity, eight
-    apart.  Its neighbour with the other parity needs the other halves of the same blocks: each of the two computes the
-    blocks of queries of its own parity.
+    A block has the bits of 4 keys and 2 queries.  Every thread computes as few blocks as possible.  A thread holds the
+    scores of two keys of the same parity, eight apart.  Its neighbour with the other parity needs the other halves of
+    the same blocks: each of the two computes the blocks of queries of its own parity.
+
+    shape: (keys, queries).  warps: the number of warps that share the scores.
     """
     keys, queries = shape
     along_keys = min(warps, keys // 16)

@@ -107,10 +107,10 @@ def _accumulators(COUNT: gl.constexpr, VALUES: gl.constexpr):
 
 @gluon.jit
 def allocate_shared(DTYPE: gl.constexpr, FORM, CLEARS: gl.constexpr, READERS: gl.constexpr, STAMPED: gl.constexpr):
-    """Allocates all shared memory of a CTA, a `SharedMemory`, and initialises its barriers.
+    """Allocates the shared memory of a CTA and initialises its barriers; returns a `SharedMemory`.
 
-    FORM: see `arguments.Form`.  CLEARS: the producer clears rows that take no part, see `clear`.  READERS: how many
-    arrivals release a work item.  STAMPED: a role records timestamps.
+    FORM: see `arguments.Form`.  CLEARS: whether the producer zeroes rows that take no part, see `clear`.  READERS: how
+    many arrivals release a work item.  STAMPED: whether a role records timestamps.
     """
     BLOCK_Q: gl.constexpr = FORM.BLOCK_Q
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV

@@ -109,8 +109,8 @@ def begin_drops(drops):
 def share_ds(shared, ds, LEAVING: gl.constexpr = False):
     """Stores dS to shared memory for the matmuls of all warps, once all have read the dS of the previous iteration.
 
-    LEAVING: results of the previous tile schedule may still be copied out of the dq ring; this function then waits for
-    it.
+    LEAVING: whether results of the previous tile schedule may still be on their way out of the dq ring; if so, this
+    also waits until they have been copied.
     """
     role_barrier()
     shared.ds.store(ds)

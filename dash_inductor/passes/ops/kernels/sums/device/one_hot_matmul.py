@@ -67,9 +67,10 @@ def sum_chunks(
 def add_parts(
     PARTS, OUT, count, groups, size, GROUP: tl.constexpr, BLOCK: tl.constexpr, HAS_BASE: tl.constexpr
 ):  # fmt: skip
-    """Adds the parts of chunks, in order; one program per batch element, BLOCK elements and group of GROUP parts.
+    """Adds the partial sums of GROUP consecutive chunks, in order.
 
-    PARTS: fp32 [batch, count, size].  OUT: [batch, groups, size], to which sums are added if HAS_BASE.
+    One program per batch element, BLOCK elements and group of chunks.  PARTS: fp32 [batch, count, size], the partial
+    sums of all chunks.  OUT: [batch, groups, size], written, or added to if HAS_BASE.
     """
     program = tl.program_id(0)
     group, other = program % groups, program // groups
