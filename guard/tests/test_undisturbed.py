@@ -10,7 +10,8 @@ from .support import undisturbed
 from .support.undisturbed import KINDS
 
 QUICK = (
-    "modules that write parameters", "modules that write data of parameters",
+    "modules that write parameters", "modules that write data of parameters", "modules that write: global",
+    "modules that write: object", "modules that write: file",
     "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
     "copies of the model", "uneven inputs", "recomputes with unused parameters in views",
 )  # fmt: skip
@@ -18,7 +19,8 @@ CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
 NOT_RUN_AGAIN = (
     "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
     "optimizers in the backward", "optimizer in the backward and another",
-    "modules that write parameters", "modules that write parameters in ddp",
+    "modules that write parameters", "modules that write parameters in ddp", "modules that write: file",
+    "modules that write: open file",
     "recomputes of reentrant checkpoints",
 )  # fmt: skip
 """Kinds of which nothing is run again, for a reason that the coverage has."""

@@ -1,11 +1,13 @@
 """Saves the state of modules apart from their parameters, so that it can be restored after they have run again.
 
-This is their buffers, and the attributes that PyTorch does not define: numbers, tensors, random number generators, and
-those in lists, dictionaries and sets.
+This is their buffers, the attributes that PyTorch does not define, and the variables outside of them that their
+forwards reach by name (`reachable`): numbers, tensors, random number generators, objects of the program, and those in
+lists, dictionaries and sets.
 """
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dash_inductor.upstream.eager import compiled_from
 
+from .reachable import MISSING, Variable, is_of_program, variables
+
 _DEPTH = 3  # of containers in containers
 _LENGTH = 1 << 10  # of a container of which each element is looked at
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, set)
 _PYTORCHS = frozenset(vars(nn.Module())) - {"training"}
-_MISSING = object()
+_BYTES = 64 << 20
+"""The largest tensor outside of modules that is copied."""
 
 
 class Kept:
@@ -32,12 +37,20 @@ class Kept:
 
     def __init__(self, root: nn.Module) -> None:
         self._back: list[Callable[[], object]] = []
+        self._seen: set[Any] = set()
+        self._file = ""
         self.tensors: list[Tensor] = []
         for module in root.modules():
             for name, tensor in module.named_buffers(recurse=False):
                 self._keep_buffer(module, name, tensor)
             if _is_the_programs(module):
                 self._keep_attributes(module)
+                for variable in variables(module):
+                    self._keep_variable(variable)
+
+    def why_not_again(self) -> str:
+        """Why the model cannot run again: a file that it may write is open; "" if none is."""
+        return f"its forward may write the file {self._file}, which is open" if self._file else ""
 
     def put(self) -> None:
         """Assign the kept buffers and attributes to the modules again, and copy their kept values back.
@@ -68,20 +81,36 @@ class Kept:
         if version >= 0:
             self.tensors.append(tensor)
 
-    def _keep_attributes(self, module: nn.Module) -> None:
-        attributes = {name: value for name, value in vars(module).items() if name not in _PYTORCHS}
+    def _keep_variable(self, variable: Variable) -> None:
+        """Save a variable outside of modules, once."""
+        place = id(variable.owner), variable.name
+        value = variable.get()
+        if place in self._seen or isinstance(value, nn.Module):
+            return
+        self._seen.add(place)
 
         def back() -> None:
-            now = vars(module)
+            if variable.get() is not value:
+                variable.set(value)
+
+        self._back.append(back)
+        if not (isinstance(value, Tensor) and value.nbytes > _BYTES):
+            self._keep(value, _DEPTH)
+
+    def _keep_attributes(self, thing: nn.Module | object, depth: int = _DEPTH) -> None:
+        attributes = {name: value for name, value in vars(thing).items() if name not in _PYTORCHS}
+
+        def back() -> None:
+            now = vars(thing)
             for name in [name for name in now if name not in _PYTORCHS and name not in attributes]:
                 del now[name]
             for name, value in attributes.items():
-                if now.get(name, _MISSING) is not value:
+                if now.get(name, MISSING) is not value:
                     now[name] = value
 
         self._back.append(back)
         for value in attributes.values():
-            self._keep(value, _DEPTH)
+            self._keep(value, depth)
 
     def _keep(self, value: Any, depth: int) -> None:
         """Save what a mutable value contains."""
@@ -90,6 +119,12 @@ class Kept:
         elif isinstance(value, torch.Generator):
             state = value.get_state()
             self._back.append(lambda: value.set_state(state))
+        elif isinstance(value, io.IOBase):
+            if not value.closed and value.writable():
+                self._file = self._file or str(getattr(value, "name", type(value).__name__))
+        elif _is_object(value) and depth and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._keep_attributes(value, depth - 1)
         elif type(value) in _CONTAINERS and depth:
             inside = dict(value) if isinstance(value, dict) else list(value)
             self._back.append(lambda: _fill(value, inside))
@@ -104,6 +139,13 @@ def _is_the_programs(module: nn.Module) -> bool:
         return False
     kinds = (kind for kind in type(module).__mro__ if issubclass(kind, nn.Module))
     return any(kind.__module__.split(".")[0] != "torch" for kind in kinds)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an object of a class of the program, with attributes; modules are looked at by themselves."""
+    return isinstance(getattr(value, "__dict__", None), dict) and not (
+        isinstance(value, type | nn.Module | Tensor) or callable(value) or not is_of_program(type(value))
+    )
 
 
 def _repeats(tensor: Tensor) -> bool:

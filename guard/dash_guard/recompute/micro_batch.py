@@ -37,6 +37,7 @@ from .backward import differentiate, traceless
 from .execution import Execution
 from .kept import Kept
 from .parameters import Values, Versions, WroteParameters
+from .side_effects import SideEffect, no_side_effects
 
 _PLAIN = (int, float, bool, str, type(None))
 _LEAVES = 1 << 12
@@ -298,7 +299,8 @@ def undisturbed(
 ) -> Iterator[None]:
     """A context manager in which modules and backwards run without an effect on training.
 
-    On exit it restores the buffers and attributes of modules, the gradients and the random number generators.
+    On exit it restores the buffers and attributes of modules, the variables that their code names, the gradients and
+    the random number generators.
 
     Args:
         roots: models whose state is restored, and whose gradients are not reduced across ranks.
@@ -308,9 +310,12 @@ def undisturbed(
 
     Raises:
         WroteParameters: the block wrote parameters; with `copies`, their values have been restored.
+        SideEffect: the block would do what cannot be undone, such as writing a file.
     """
     before = Random.now()
     kept = [Kept(root) for root in roots]
+    if cannot := next(filter(None, (each.why_not_again() for each in kept)), ""):
+        raise SideEffect(cannot)
     versions = [Versions(root) for root in roots]
     gradients = [(parameter, parameter.grad) for parameter in parameters]
     values = Values(parameter for parameter, _ in gradients) if copies else None
@@ -320,6 +325,7 @@ def undisturbed(
         try:
             with ExitStack() as stack:
                 stack.enter_context(active.instead([execution]))
+                stack.enter_context(no_side_effects())
                 for module in (module for root in roots for module in root.modules()):
                     stack.enter_context(not_reduced(module))
                 stack.enter_context(without_accumulation_hooks(parameter for parameter, _ in gradients))

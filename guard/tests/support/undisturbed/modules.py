@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .hooks import summed
 from .training import (
+    KINDS,
     OUT,
     SIZE,
+    Build,
     Training,
     digest,
     gradients,
@@ -127,6 +133,134 @@ def modules_with_state_of_their_own(number: int, world: int) -> Training:
     training = Training(model, step, [torch.optim.SGD(model.parameters(), lr=0.1)])
     training.more = lambda: [model.hidden, model.mean, *model.kept, *model.known.values(), model.generator.get_state()]
     return training
+
+
+class Tally:
+    """An object of the program that counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seen: list[int] = []
+
+
+CALLS = 0
+SEEN: list[int] = []
+COUNTER = torch.zeros(())
+GENERATOR = torch.Generator()
+TALLY = Tally()
+
+
+class Writes(nn.Module):
+    """A module whose forward counts its calls outside of its parameters, and computes with the count.
+
+    Args:
+        what: where the count is.
+    """
+
+    calls = 0
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.what, self.own = nn.Linear(SIZE, OUT), what, 0
+        self.register_buffer("buffer", torch.zeros(()))
+        self.list: list[int] = []
+        self.tally = Tally()
+        self.handle = io.StringIO() if what == "open file" else None
+        self.path = Path(tempfile.mkdtemp()) / "calls"
+        self.closure = _counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        writers: dict[str, Callable[[], int | Tensor]] = {
+            "attribute": self._attribute, "buffer": self._buffer, "list": self._list, "global": self._global,
+            "global list": self._global_list, "global tensor": self._global_tensor, "generator": self._generator,
+            "class": self._class, "object": self._object, "closure": self._closure, "file": self._file,
+            "open file": self._open_file,
+        }  # fmt: skip
+        count = writers[self.what]()
+        return self.layer(x) * (1 + 0.1 * count)
+
+    def _attribute(self) -> int:
+        self.own += 1
+        return self.own
+
+    def _buffer(self) -> Tensor:
+        self.buffer.add_(1)
+        return self.buffer.clone()
+
+    def _list(self) -> int:
+        self.list.append(1)
+        return len(self.list)
+
+    def _global(self) -> int:
+        global CALLS
+        CALLS += 1
+        return CALLS
+
+    def _global_list(self) -> int:
+        SEEN.append(1)
+        return len(SEEN)
+
+    def _global_tensor(self) -> Tensor:
+        COUNTER.add_(1)
+        return COUNTER.clone()
+
+    def _generator(self) -> Tensor:
+        return torch.rand((), generator=GENERATOR)
+
+    def _class(self) -> int:
+        Writes.calls += 1
+        return Writes.calls
+
+    def _object(self) -> int:
+        TALLY.calls += 1
+        self.tally.seen.append(1)
+        return TALLY.calls + len(self.tally.seen)
+
+    def _closure(self) -> int:
+        return self.closure()
+
+    def _file(self) -> int:
+        with self.path.open("a") as file:
+            file.write(".")
+        return self.path.stat().st_size
+
+    def _open_file(self) -> int:
+        assert self.handle is not None
+        self.handle.write(".")
+        return len(self.handle.getvalue())
+
+
+def _counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def _writes(what: str) -> Build:
+    def build(number: int, world: int) -> Training:
+        global CALLS
+        CALLS, Writes.calls, TALLY.calls = 0, 0, 0
+        SEEN.clear()
+        COUNTER.zero_()
+        GENERATOR.manual_seed(5)
+        return simple(number, Writes(what))
+
+    return build
+
+
+WRITTEN = (
+    "attribute", "buffer", "list", "global", "global list", "global tensor", "generator", "class", "object", "closure",
+    "file", "open file",
+)  # fmt: skip
+"""What forwards write outside of parameters."""
+for _what in WRITTEN:
+    KINDS[f"modules that write: {_what}"] = _writes(_what)
 
 
 class Learns(nn.Module):
