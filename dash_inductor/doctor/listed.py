@@ -14,10 +14,10 @@ import torch
 
 
 class Under(enum.Enum):
-    """What a listed operator does while the determinism flag is on."""
+    """What an operator of PyTorch's list of nondeterministic operators does while the determinism flag is on."""
 
     VARIANT = "it has a deterministic kernel"
-    """This includes ``warn_only``."""
+    """It runs this kernel under ``warn_only``, too."""
     STRICT = "it has a deterministic kernel, and with warn_only it keeps the other one"
     RAISES = "it raises an error, and with warn_only it runs and only warns"
     NOTHING = "its kernel does not ask for the flag; PyTorch only chooses another one, unless warn_only is set"

@@ -155,10 +155,10 @@ class AttentionSpec:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> AttentionSpec:
-        """Parse the result of ``str(call)``.
+        """Parse the text of an attention spec, as ``str`` gives it.
 
         Raises:
-            ArgumentError: the text was not made by ``str(Call)``.
+            ArgumentError: the text was not made by ``str`` of an `AttentionSpec`.
         """
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:

@@ -70,7 +70,7 @@ def _range(first: Expr, full_first: Expr, full_end: Expr, end: Expr) -> Range:
 
 
 def q_range(has_lo: bool, has_hi: bool, kv: Expr = KV) -> Range:
-    """Return the visible q tiles of kv tile `kv` (a valid tile index), as expressions."""
+    """Return the range of q tiles that see kv tile `kv` (a valid tile index) under a band with these bounds."""
     first_key, end_key = kv * BLOCK_KV, Minimum((kv + 1) * BLOCK_KV, KV_LEN)
     first, full_first, end, full_end = sympy.Integer(0), sympy.Integer(0), N_Q, N_Q
     if has_hi:

@@ -51,9 +51,9 @@ def computes_early() -> bool:
 
 
 def waits_meet() -> bool:
-    """Whether all warps of a warp-specialized partition synchronize after a wait for matmuls.
+    """Whether Gluon's wait for matmuls synchronizes all warps of a partition, as it does since Triton 3.9.
 
-    The operation can ask for the old behaviour with `warpGroupLocal`.
+    With the attribute `warpGroupLocal`, each warpgroup waits for its own matmuls only, as before.
     """
     return _triton_since(3, 9)
 

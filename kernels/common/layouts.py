@@ -37,7 +37,7 @@ def of_operator(numbers: Sequence[int], spec: AttentionSpec) -> tuple[int, ...]:
 
 
 def are_rows_dense(spec: AttentionSpec) -> bool:
-    """Returns whether `call.orders` has the head dimension innermost in every result, as kernels write it."""
+    """Returns whether `spec.orders` has the head dimension innermost in every result, as kernels write it."""
     return all(order[-1] == 3 for order in spec.orders)
 
 
@@ -62,7 +62,7 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def in_orders(run: Run, spec: AttentionSpec) -> Run:
-    """Wraps `run`, whose results may have any layouts, so that results have the layouts of `call.orders`."""
+    """Wraps `run`: results whose layouts are not those of `spec.orders` are copied to these layouts."""
 
     def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
         results = run(args)

@@ -193,7 +193,14 @@ class _Copies:
     chains: dict[Node, list[Node]] = field(default_factory=dict)
 
     def of(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
-        """The padded operand, shared by all products after it."""
+        """Returns a matmul operand padded with zeros: a node that all later matmuls with this operand share.
+
+        Args:
+            emitter: adds nodes.
+            base: the operand without padding.
+            pads: the padding, as for `constant_pad_nd`.
+            before: the node before which a copy is inserted, if the operand has to be copied.
+        """
         key = base, tuple(pads)
         if key not in self.made:
             self.made[key] = self._wide(emitter, base, pads) or self._copy(emitter, base, pads, before)

@@ -71,7 +71,9 @@ class Band:
 
 
 def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) -> Band:
-    """Returns the `Band` of a matrix, with the shortest range length among the slopes that are tried.
+    """Returns the `Band` that describes a matrix whose rows are zero outside of a range of positions.
+
+    Of two slopes for the line along which ranges begin, the one with the shorter ranges is chosen.
 
     Args:
         first, last: integers on the CPU, [positions]: the smallest and the largest row that each position may

@@ -103,7 +103,7 @@ class Replicas(Check):
             self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
-        """Queue the root digests of the step; they are sent as soon as the lanes have been copied to the host."""
+        """Queue the root digests of the step; they are sent once the hashes have been copied to the host."""
         parts, self._parts = self._parts, []
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]

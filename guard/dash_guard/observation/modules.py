@@ -39,7 +39,7 @@ class Sink(Protocol):
         """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
 
     def place(self) -> int:
-        """The index of the next entry in this step."""
+        """The index that the next observed tensor of this step gets."""
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """Add fingerprints of tensors, each given with its name, to the current step.

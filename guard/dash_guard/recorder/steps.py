@@ -36,7 +36,7 @@ class FromGraphs:
 
 @dataclass
 class StepWriter:
-    """Writes the fingerprints of steps to a file, with a number for each name of a tensor."""
+    """Writes the fingerprints of steps to a file; each tensor name is written once, and is a number from then on."""
 
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step

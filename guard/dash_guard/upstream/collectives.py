@@ -74,7 +74,7 @@ def _backends() -> set[str]:
 
 
 def groups() -> dict[str, list[int]]:
-    """The ranks of every process group of this process, by the name that the group has in `entries`."""
+    """The ranks of every process group of this process, by the group's name in the flight recorder (see `entries`)."""
     if not is_up():
         return {}
     world = dist.distributed_c10d._world

@@ -134,7 +134,10 @@ def in_range(chosen, vectors, others, MASK: tl.constexpr):
 
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
-    """Returns `of_keys` (`OfKeys`) with `valid` restricted by `in_range`; queries: the `id_range` of the q tile."""
+    """Returns `of_keys` (`OfKeys`) with only those keys valid whose segment id may occur in a q tile, see `in_range`.
+
+    queries: the `id_range` of the q tile.
+    """
     return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
