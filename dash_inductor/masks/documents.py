@@ -50,7 +50,7 @@ class Documents:
     starts: Node
 
     def rows(self, tokens: sizes.Dim) -> sizes.Dim:
-        """Return the number of rows that the documents of this many tokens take at most, a multiple of `ALIGNMENT`."""
+        """Return an upper bound on the padded rows of the documents of this many tokens, a multiple of `ALIGNMENT`."""
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 

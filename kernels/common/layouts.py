@@ -32,7 +32,7 @@ def as_given(result: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def of_operator(numbers: Sequence[int], spec: AttentionSpec) -> tuple[int, ...]:
-    """Converts a kernel result's shape, or its strides, to those of the operator's result (`as_given`)."""
+    """Converts the shape or the strides of a kernel's result to those of the operator's result, see `as_given`."""
     return tuple(numbers) if spec.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 

@@ -105,7 +105,7 @@ class CrossRankRecompute(Check):
     # Events of the program.
 
     def step_began(self, step: int) -> None:
-        """Decide whether the inputs of modules are copied in this step, because it may have a recompute."""
+        """Decide whether this step may have a recompute, for which inputs of modules must be copied."""
         self._batch, self._cannot = None, ""
         self._wanted = not self._off and self._purpose(step) != ""
 
@@ -138,7 +138,7 @@ class CrossRankRecompute(Check):
             self._batch, self._cannot = None, described(error)
 
     def order(self, message: Message) -> None:
-        """Receive the monitor's request to recompute at the next step where ranks agree, or to switch the check off."""
+        """Receive the monitor's request for a recompute, at the next step that `AGREE` divides, or to end the check."""
         if message.body.get("off"):
             self._off = str(message.body["off"])[:200]
         else:
