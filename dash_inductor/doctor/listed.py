@@ -170,7 +170,7 @@ for _operator in OPERATORS:
 def listed(
     operator: Any, args: Iterable[Any], kwargs: Arguments, device: Callable[[Any], str], in_graph: bool = False
 ) -> Operator | None:
-    """Returns the entry of PyTorch's list for a call of an operator; None if the call is not listed.
+    """Returns the entry of PyTorch's list of nondeterministic operators for a call; None if the call is not listed.
 
     Args:
         operator: an `OpOverload`.

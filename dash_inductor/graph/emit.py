@@ -36,8 +36,7 @@ class Emitter:
         like: Node,
         name: str | None = None,
     ) -> Node:
-        """Add a node ``target(*args, **kwargs)`` before `before`, with metadata of `like` and a value computed on
-        fakes.
+        """Add a node ``target(*args, **kwargs)`` before `before`, with the metadata of `like` and its own fake value.
 
         FX derives the node's name from `name`, by default from the operator's name.
         """

@@ -88,13 +88,13 @@ class AttentionSpec:
 
     @functools.cached_property
     def given(self) -> dict[str, Part]:
-        """The optional operands that the call has, by name, in the order of `OPERANDS`."""
+        """The optional operands that the attention has, by name, in the order of `OPERANDS`."""
         parts = {name: getattr(self, name) for name in OPERANDS}
         return {name: part for name, part in parts.items() if part is not None}
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads besides query, key and value: those of the mask, then those of `given`."""
+        """The tensors that the attention reads besides query, key and value: the mask's, then those of `given`."""
         return (*self.mask.operands, *(part.operand for part in self.given.values()))
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class AttentionSpec:
 
     @functools.cached_property  # every call asks
     def results(self) -> tuple[str, ...]:
-        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if the call has them.
+        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if wanted.
 
         Delta is fp32 [batch, heads, q_len], the sum of grad_out * out over the last dimension minus the gradient of
         the log-sum-exp, which every backward computes first.

@@ -50,13 +50,13 @@ class StepWriter:
         ready: Mapping[torch.device, Ready],
         from_graphs: Sequence[FromGraphs],
     ) -> None:
-        """Wait for the lanes of a step, or of a part of it, and write its fingerprints.
+        """Wait for the hashes of a step, or of a part of it, and write its fingerprints.
 
         Args:
             file: the file.
             step: the number of the step.
             observed: the hashed tensors, in order.
-            ready: for each device, waits for the copy of its lanes and returns the rows.
+            ready: for each device, a function that waits until its hashes are on the host and returns their rows.
             from_graphs: what CUDA graphs have hashed.
         """
         rows = {device: wait() for device, wait in ready.items()}
