@@ -163,7 +163,7 @@ class _Shared:
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """Return the result of `_tiles` for sizes, each a number or a node."""
+        """Return how many blocks of `ALIGNMENT` rows hold all documents at most; both sizes may be numbers or nodes."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 

@@ -135,7 +135,7 @@ class AttentionSpec:
 
     @functools.cached_property  # every call asks
     def traits(self) -> Traits:
-        """The compile-time properties of the call: kernels are compiled for each combination of them."""
+        """The compile-time properties of the attention: kernels are compiled for each combination of them."""
         band, mask = self.mask.band, self.mask
         components = tuple(sorted(mask.components))
         numbers = any(component.OPTIONAL and component.has_key_numbers for component in mask.others)

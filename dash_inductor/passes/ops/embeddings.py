@@ -57,7 +57,7 @@ class EmbeddingsRewrite:
         return [Result(_rewritten(node)) for node in found if _is_new(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no results: without this pass, ATen's sorting kernel runs, which is deterministic, too."""
+        """Returns no fallback records: without this pass, ATen's sorting kernel runs, which is deterministic, too."""
         return []
 
 

@@ -238,7 +238,7 @@ class _Copies:
         return found
 
     def forget(self, emitter: Emitter) -> None:
-        """Removes the operands that an emitter has made and is about to discard."""
+        """Forgets the padded operands that an emitter has added to the graph and is about to discard."""
         created = set(emitter.created)
         self.made = {key: node for key, node in self.made.items() if node not in created}
         self.chains = {base: nodes for base, nodes in self.chains.items() if not created & {*nodes}}

@@ -27,11 +27,11 @@ class Facts(Check):
         self._every, self._sent = int(settings.get("every", 1)), False
 
     def module_begins(self, module: nn.Module) -> None:
-        """Send the facts if they were not sent before."""
+        """Send the facts about the environment, unless they were sent before."""
         self._send_once()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the facts if they were not sent before, for a program that runs no module."""
+        """Send the facts about the environment, unless they were sent before; for programs that run no module."""
         self._send_once()
 
     @not_compiled

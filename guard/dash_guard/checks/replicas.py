@@ -129,7 +129,7 @@ class Replicas(Check):
         self._queue.poll(wait=True)
 
     def taken(self) -> list[Hashed]:
-        """The tensors hashed since the last call, with their lanes; clears the list."""
+        """The tensors hashed since the last call, with their hashes; forgets them."""
         kept, self.kept = self.kept or [], []
         return kept
 

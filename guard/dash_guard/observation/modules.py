@@ -30,7 +30,7 @@ class Sink(Protocol):
     names: Names
 
     def is_on(self) -> bool:
-        """Whether observed tensors are used now."""
+        """Whether tensors are hashed now; otherwise hooks ignore them."""
 
     def prepare(self, device: torch.device) -> None:
         """Allocate the buffers for fingerprints on a device."""

@@ -154,7 +154,7 @@ class Execution(Observer):
         """Ignores the event, because it does not matter here that other ranks have equal parameters."""
 
     def place(self) -> int:
-        """The index of the next digest."""
+        """The index that the next digest gets."""
         return len(self._hashed)
 
     def prepare(self, device: torch.device) -> None:

@@ -103,7 +103,7 @@ class Board:
         self._store = store
 
     def write(self, word: str) -> None:
-        """Add a word; does nothing if the store is gone."""
+        """Add a word to the shared set; does nothing if the job's store is gone."""
         with contextlib.suppress(Exception):
             self._store.set(word, "")
 
