@@ -23,11 +23,12 @@ def execution(name: str, argument: str = "family") -> Execution:
 
 
 def backward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str) -> Run:
-    """Returns the function that runs a backward outside of Inductor, for any tensors with the layouts of `tensors`.
+    """Returns a function that runs a backward outside of Inductor on any tensors with the layouts of `tensors`.
 
     For families that are lowered from templates, the reference executor (plain ATen) runs instead.
 
     Args:
+        tensors, extras, spec, plan: as for the operator `attention_backward`.
         site: the site's name, for profiles.
 
     Raises:

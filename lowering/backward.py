@@ -70,7 +70,7 @@ def attention_backward(
     if not registry.execution(parsed.kernel).templates:
         args = (grad_out, query, key, value, out, logsumexp, extras, spec, plan, site)
         return operator_call(ops.attention_backward, *args)
-    log.debug("lowering %s: call=%s plan=%s", site, spec, plan)
+    log.debug("lowering %s: spec=%s plan=%s", site, spec, plan)
     described = AttentionSpec.parse(spec)
     query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]

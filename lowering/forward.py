@@ -45,7 +45,7 @@ def attention_forward(
     tiles = parsed.forward_tiles
     if tiles is None or not registry.has_templates(parsed.forward):
         return operator_call(ops.attention_forward, query, key, value, extras, spec, plan, site)
-    log.debug("lowering the forward of %s: call=%s plan=%s", site, spec, plan)
+    log.debug("lowering the forward of %s: spec=%s plan=%s", site, spec, plan)
     query, key, value = heads_first((query, key, value), described)
     inputs = [realized(x) for x in (query, key, value)]
     device = query.get_device()

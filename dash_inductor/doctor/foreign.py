@@ -1,4 +1,7 @@
-"""Checks that other libraries' attention is called deterministically; it does not read PyTorch's flag when it runs."""
+"""Checks that attention of other libraries is called with its own determinism switched on.
+
+These libraries do not read PyTorch's determinism flag when their attention runs.
+"""
 
 from __future__ import annotations
 

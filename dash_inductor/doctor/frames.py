@@ -51,7 +51,7 @@ def arguments(module: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]
 
 
 def called_by_pytorch() -> bool:
-    """Whether PyTorch, and not the program, called the function that the doctor wraps, as to restore a setting."""
+    """Whether PyTorch itself, not the program, called the wrapped function, for example to restore a setting."""
     return next(frames()).f_code.co_filename.startswith(_LIBRARIES)
 
 

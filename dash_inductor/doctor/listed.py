@@ -14,10 +14,10 @@ import torch
 
 
 class Under(enum.Enum):
-    """What a listed operator does while the determinism flag is on."""
+    """What an operator of PyTorch's list of nondeterministic operators does while the determinism flag is on."""
 
     VARIANT = "it has a deterministic kernel"
-    """This includes ``warn_only``."""
+    """It runs this kernel under ``warn_only``, too."""
     STRICT = "it has a deterministic kernel, and with warn_only it keeps the other one"
     RAISES = "it raises an error, and with warn_only it runs and only warns"
     NOTHING = "its kernel does not ask for the flag; PyTorch only chooses another one, unless warn_only is set"
@@ -170,7 +170,7 @@ for _operator in OPERATORS:
 def listed(
     operator: Any, args: Iterable[Any], kwargs: Arguments, device: Callable[[Any], str], in_graph: bool = False
 ) -> Operator | None:
-    """Returns the entry of PyTorch's list for a call of an operator; None if the call is not listed.
+    """Returns the entry of PyTorch's list of nondeterministic operators for a call; None if the call is not listed.
 
     Args:
         operator: an `OpOverload`.

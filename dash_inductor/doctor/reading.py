@@ -150,7 +150,7 @@ class Reading(DispatchMode):
             self._forwards[next_sequence_number()] = place
 
     def look(self, operator: OpOverload, args: Any, kwargs: Any) -> None:
-        """Records an operator that is about to run, if PyTorch lists it or it has an argument `deterministic`."""
+        """Records an operator that is about to run, if it is in PyTorch's list or has an argument `deterministic`."""
         if DETERMINISTIC.switched_on:
             return  # inside our attention, during which the flag is on
         self.seen += 1

@@ -22,7 +22,8 @@ class LazyMask(Tensor):
     """A bool mask [batch, 1, queries, keys] that is computed from positions and a few tensors when it is read.
 
     The attention of this package never reads the elements: it evaluates `program` inside the graph that it compiles.
-    Other operators get a tensor with elements; results of view operators therefore have memory of their own.
+    Other operators read a tensor with the computed elements, so results of view operators share no memory with
+    the mask.
 
     Args:
         program: computes the mask.

@@ -61,7 +61,7 @@ class Packed:
 
 
 class Classes:
-    """The classes of packed attention calls that have a record; calls that differ in lengths alone are of one class."""
+    """The classes of packed attention calls that have a record; calls that differ only in lengths are of one class."""
 
     def __init__(self) -> None:
         self._told: set[Hashable] = set()

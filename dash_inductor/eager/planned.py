@@ -54,7 +54,7 @@ class Asked:
 class Planned:
     """An eager attention call that will be replaced: its site, plan and architecture, as for a compiled graph.
 
-    The site's call has no `orders` (layouts of results), because these depend on the tensors of each call.
+    The site's attention spec has no `orders` (layouts of results), because these depend on the tensors of each call.
     """
 
     site: Site

@@ -284,10 +284,16 @@ class TensorGradient(Protocol):
 
     @property
     def gradient(self) -> Node:
-        """The node that holds the gradient in the graph."""
+        """The graph's node of the tensor's gradient."""
 
     def put(self, emitter: Emitter, of_bias: Node, before: Node) -> tuple[Node, Node]:
-        """Return (the gradient's node, its replacement, which is computed from the gradient of the bias)."""
+        """Return (the node of the gradient in the graph, its replacement).
+
+        Args:
+            emitter: adds nodes.
+            of_bias: the gradient of the bias, from which the replacement is computed.
+            before: the node before which nodes are added.
+        """
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class FoundBias:
 
     @property
     def gradient(self) -> Node | None:
-        """The node of the gradient (or of its sum) that the graph reads; None without one."""
+        """The graph's node of the bias's gradient, or of the gradient's sum; None if the graph uses neither."""
         return self.total if self.total is not None or self.sink is None else self.sink.used
 
     def put(self, emitter: Emitter, result: Node, before: Node) -> list[tuple[Node, Node]]:

@@ -56,7 +56,7 @@ class Pair:
         return {"dropout_p": 0.0} | {names.get(name, name): value for name, value in bind(node).items()}
 
     def argument(self, node: Node, name: str) -> Argument:
-        """Return the argument of a call that has this shared name, see `renamed`."""
+        """Return an argument of a call, given by the name that all pairs share (see `renamed`)."""
         return Argument(node, self.renamed.get(name, name))
 
     def view(self, node: Node, name: str) -> View:
@@ -150,8 +150,8 @@ class Refused:
 def calls(graph: Graph, pairs: Iterable[Pair | Refused]) -> Iterator[tuple[Pair | Refused, Node]]:
     """Yield (pair, node) for each attention in a graph that calls one of these operators.
 
-    The node is the backward or, if no backward of the graph belongs to it, the forward, whatever else reads its
-    results.
+    The node is the call of the backward operator or, for a forward without a backward in the graph, that of the
+    forward.
     """
     by_backward = {pair.backward: pair for pair in pairs}
     by_forward = {pair.forward: pair for pair in by_backward.values()}

@@ -196,13 +196,14 @@ def is_padded_repeat(operand: Node) -> bool:
 
 
 def find_sum(gradient: Sink, repeat: Repeat) -> Sink | None:
-    """Return the sink of the gradient of the smaller tensor, which the graph sums over the group; `Unused` without one.
+    """Return where the graph uses the gradient of k or v before its heads were repeated (a `Sink`).
 
-    Return None if the gradient of the repeated operand is not just summed over the group, or the sum is not dense.
+    The graph computes this gradient as the sum over each group of query heads.  Return `Unused` if nothing uses the
+    gradient; None if the graph does more with the repeated operand's gradient than sum it, or if the sum is not dense.
 
     Args:
-        gradient: the sink of the gradient of the repeated operand.
-        repeat: how the operand repeats the smaller tensor.
+        gradient: where the graph uses the gradient of the repeated operand.
+        repeat: how the operand repeats the heads of the smaller tensor.
     """
     used = gradient.used
     if used is None:

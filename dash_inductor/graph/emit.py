@@ -36,8 +36,7 @@ class Emitter:
         like: Node,
         name: str | None = None,
     ) -> Node:
-        """Add a node ``target(*args, **kwargs)`` before `before`, with metadata of `like` and a value computed on
-        fakes.
+        """Add a node ``target(*args, **kwargs)`` before `before`, with the metadata of `like` and its own fake value.
 
         FX derives the node's name from `name`, by default from the operator's name.
         """
@@ -123,8 +122,8 @@ class Emitter:
 
         It has the strides and the metadata of `like`, whose tensor must be dense.
 
-        Inductor preserves the dimension order of contiguous tensors only; and it treats a clone with the strides of its
-        argument as a no-op and may return the argument.
+        Inductor may change the strides of a copy that is not contiguous, so a contiguous copy is permuted; and it may
+        replace a clone that keeps the strides by its argument, so `lift_fresh_copy` copies.
         """
         value: torch.Tensor = like.meta["val"]
         order = sizes.dense_order(value.shape, value.stride())

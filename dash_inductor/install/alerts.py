@@ -19,7 +19,10 @@ _SORTS = "sorted_values"  # the pass that replaces the operators of SORTED
 
 
 def install(active: Callable[[], bool]) -> None:
-    """Suppresses the error for operators that run in a fixed order, in graphs traced while `active()` is true."""
+    """Suppresses PyTorch's error about missing determinism for operators that run in a fixed order.
+
+    It is suppressed in graphs that are traced while `active()` is true.
+    """
     seams.ALERT.wrap(lambda plain: _passing(plain, active))
 
 

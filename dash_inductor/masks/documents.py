@@ -50,7 +50,7 @@ class Documents:
     starts: Node
 
     def rows(self, tokens: sizes.Dim) -> sizes.Dim:
-        """Return the number of rows that the documents of this many tokens take at most, a multiple of `ALIGNMENT`."""
+        """Return an upper bound on the padded rows of the documents of this many tokens, a multiple of `ALIGNMENT`."""
         found: sizes.Dim = _tiles(tokens, self.starts.meta["val"].shape[0]) * ALIGNMENT
         return found
 
@@ -166,7 +166,7 @@ class _Shared:
         return found
 
     def tiles(self, tokens: int | Node, starts: int | Node) -> int | Node:
-        """Return the result of `_tiles` for sizes, each a number or a node."""
+        """Return how many blocks of `ALIGNMENT` rows hold all documents at most; both sizes may be numbers or nodes."""
         padded = self.of_sizes(operator.add, tokens, self.of_sizes(operator.mul, starts, ALIGNMENT - 1))
         return self.of_sizes(operator.floordiv, padded, ALIGNMENT)
 

@@ -25,7 +25,7 @@ class FoundComponent:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the operands that are present."""
+        """The names of the operands that this component has."""
         return tuple(COMPONENTS[self.NAME].ROLES)
 
     @property

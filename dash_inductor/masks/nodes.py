@@ -132,9 +132,9 @@ def inputs_of(node: Node) -> list[Node]:
 
 
 def producers(node: Node, readable: Container[str]) -> list[Node]:
-    """Return the nodes on whose values `node` depends, including numbers, inputs first.
+    """Return all nodes on whose values `node` depends, tensors and numbers, each after its own inputs.
 
-    A node that is not `readable` (names of rules, see `rule_name`) ends a chain: its inputs are left out.
+    readable: rule names (see `rule_name`).  The inputs of a node with another rule name are left out.
 
     Raises:
         NotRecognised: "unknown_op" for more than `MAX_PRODUCERS` nodes, and for tensors that are written in place.

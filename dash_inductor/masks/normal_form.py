@@ -27,7 +27,7 @@ MAX_CASES = 200
 
 @dataclass(frozen=True)
 class SameSegment(FoundComponent):
-    """Segment ids: a query sees a key only if a number of the query equals one of the key.
+    """Segment ids: a query sees a key only if the two have the same segment id.
 
     Args:
         q, kv: the numbers (segment ids) of the queries and of the keys.

@@ -118,7 +118,7 @@ class RealValues:
         return None
 
     def forget(self) -> None:
-        """Free the windows computed so far; tensors that were computed as a whole are kept."""
+        """Free the computed parts (windows) of tensors; tensors that were computed as a whole are kept."""
         self._parts.clear()
 
     def whole(self, node: Node) -> torch.Tensor:

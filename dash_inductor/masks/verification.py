@@ -62,11 +62,11 @@ def verify(
 
     Args:
         node: the mask.
-        chain: its producers.
+        chain: the nodes on whose values the mask depends, as `nodes.producers` returns them.
         components: the recognised components.
         plane: the shape of the scores, [B, H, q_len, kv_len].
         shape_env: the shape environment of the graph; None for static sizes.
-        readable: the names of rules, see `nodes.rule_name`; other nodes are never run.
+        readable: the rule names (see `nodes.rule_name`) of the nodes that may be run; others never are.
 
     Raises:
         NotRecognised: "value_mismatch" if a checked element differs, or none can be checked.

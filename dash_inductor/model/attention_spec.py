@@ -88,13 +88,13 @@ class AttentionSpec:
 
     @functools.cached_property
     def given(self) -> dict[str, Part]:
-        """The optional operands that the call has, by name, in the order of `OPERANDS`."""
+        """The optional operands that the attention has, by name, in the order of `OPERANDS`."""
         parts = {name: getattr(self, name) for name in OPERANDS}
         return {name: part for name, part in parts.items() if part is not None}
 
     @functools.cached_property  # every call asks
     def operands(self) -> tuple[Operand, ...]:
-        """The tensors that the call reads besides query, key and value: those of the mask, then those of `given`."""
+        """The tensors that the attention reads besides query, key and value: the mask's, then those of `given`."""
         return (*self.mask.operands, *(part.operand for part in self.given.values()))
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class AttentionSpec:
 
     @functools.cached_property  # every call asks
     def results(self) -> tuple[str, ...]:
-        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if the call has them.
+        """The results of a backward in their order: "dq", "dk" and "dv", then "dbias" and "delta" if wanted.
 
         Delta is fp32 [batch, heads, q_len], the sum of grad_out * out over the last dimension minus the gradient of
         the log-sum-exp, which every backward computes first.
@@ -135,7 +135,7 @@ class AttentionSpec:
 
     @functools.cached_property  # every call asks
     def traits(self) -> Traits:
-        """The compile-time properties of the call: kernels are compiled for each combination of them."""
+        """The compile-time properties of the attention: kernels are compiled for each combination of them."""
         band, mask = self.mask.band, self.mask
         components = tuple(sorted(mask.components))
         numbers = any(component.OPTIONAL and component.has_key_numbers for component in mask.others)
@@ -155,18 +155,18 @@ class AttentionSpec:
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> AttentionSpec:
-        """Parse the result of ``str(call)``.
+        """Parse the text of an attention spec, as ``str`` gives it.
 
         Raises:
-            ArgumentError: the text was not made by ``str(Call)``.
+            ArgumentError: the text was not made by ``str`` of an `AttentionSpec`.
         """
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ArgumentError("spec", text, "a string made by str(Call)")
+            raise ArgumentError("spec", text, "a string made by str(AttentionSpec)")
         try:
             scale, softcap = (None if match[name] is None else float(match[name]) for name in ("scale", "softcap"))
         except ValueError as error:
-            raise ArgumentError("spec", text, "a string made by str(Call)") from error
+            raise ArgumentError("spec", text, "a string made by str(AttentionSpec)") from error
         assert scale is not None
         others: dict[str, Any] = {name: match[name] is not None for name in ("logsumexp", "delta")}
         others |= {name: kind.part.parse(match[name]) for name, kind in OPERANDS.items() if match[name]}

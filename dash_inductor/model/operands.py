@@ -24,7 +24,7 @@ class Part(Protocol):
 
     @property
     def operand(self) -> Operand:
-        """The reference to the tensor."""
+        """The reference to the tensor that the operand is."""
 
     @staticmethod
     def parse(text: str) -> Part:

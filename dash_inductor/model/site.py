@@ -51,17 +51,17 @@ class Site:
 
     @property
     def band(self) -> Band:
-        """The band of the call's mask."""
+        """The band of the attention's mask."""
         return self.spec.mask.band
 
     @property
     def scale(self) -> float:
-        """The scale of the call's scores."""
+        """The factor of the attention's scores."""
         return self.spec.scale
 
     @property
     def dropout(self) -> Dropout | None:
-        """The dropout of the call."""
+        """The dropout of the attention; None without one."""
         return self.spec.dropout
 
     @property

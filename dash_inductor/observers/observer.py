@@ -38,8 +38,8 @@ class Observer:
 
     Attributes:
         watches_graphs: whether graphs compiled meanwhile pass their attention gradients to it (`in_graphs`).
-        phases: the phases of a recorded step for which a recording calls `seen`; only phases of parameters can be
-            named.
+        phases: for which phases of a recorded step a recording calls `seen`; only phases that hash parameters or their
+            gradients are possible.
     """
 
     watches_graphs = False

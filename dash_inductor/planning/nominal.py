@@ -43,7 +43,7 @@ class Reach:
 
     @staticmethod
     def of(band: Band, tiles: Tiles) -> Reach | None:
-        """The reach of a band; None if the band does not contain the diagonal."""
+        """The `Reach` of a band for tiles of this shape; None if the band does not contain the diagonal."""
         most = farthest(tiles)
         below = most.below if band.lo is None else -(band.lo // tiles.block_q)
         above = most.above if band.hi is None else -(-band.hi // tiles.block_q)

@@ -108,7 +108,7 @@ def simulate(
     seed: int = 0,
     ordered: bool = True,
 ) -> Run:
-    """Simulate `jobs` (in work id order) on `workers` workers.
+    """Simulate a run of `jobs`, given in the order of work ids, on a number of workers (slots for one CTA each).
 
     Args:
         jobs: the jobs.

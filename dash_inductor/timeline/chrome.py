@@ -1,8 +1,8 @@
 """Converts a picture to Chrome's trace event format, for Perfetto and chrome://tracing.
 
-A schedule is a process, and a lane is a thread; if a writer adds while the next tile pair is computed, it is a thread
-below its lane.  Times are microseconds; for a timeline in other units, one unit is shown as one microsecond, and the
-name of the process says so.
+A schedule is a process, and a lane is a thread; if additions overlap the computation of the next tile pair, the writer
+that adds is a thread below its lane.  Times are microseconds; for a timeline in other units, one unit is shown as one
+microsecond, and the name of the process says so.
 """
 
 from __future__ import annotations

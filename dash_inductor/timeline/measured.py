@@ -89,12 +89,12 @@ def _check(path: Path, index: int, span: object) -> None:
 def of_spans(
     spans: Sequence[dict[str, int]], heads: Sequence[str] = (), meta: Mapping[str, Any] | None = None
 ) -> Timeline:
-    """Returns the timeline of recorded spans; ``meta["gpu"]`` and ``meta["schedule"]`` go into its note.
+    """Returns the timeline of a recorded run; ``meta["gpu"]`` and ``meta["schedule"]`` go into its note.
 
     Args:
-        spans: the spans, as in the file.
+        spans: the processing of one tile pair each, as in the file of a recorded run (see the module).
         heads: the names of the query heads of all batch elements; by default numbers.
-        meta: facts about the call, as in the file.
+        meta: facts about the recorded call, as in the file.
     """
     first = {span["sm"]: span["work_id"] for span in sorted(spans, key=lambda s: -s["work_id"])}
     lanes = {sm: lane for lane, sm in enumerate(sorted(first, key=lambda sm: first[sm]))}

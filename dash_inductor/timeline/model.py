@@ -103,7 +103,8 @@ class Timeline:
     def bars(self) -> tuple[Bar, ...]:
         """The bars to draw, sorted by lane and time; bars of no duration are left out.
 
-        Bars of a track do not overlap: of two simultaneous additions, the second is drawn after the first has ended.
+        Bars of one track (a lane, or its writer) do not overlap: if two additions do, the second is drawn after the
+        end of the first.
         """
         return tuple(bar for bar in self._all_bars() if bar.end > bar.begin)
 

@@ -113,7 +113,7 @@ def shown(panels: Iterable[tuple[Timeline, bool]]) -> list[tuple[Kind, str]]:
     """The kinds of bars that occur in a picture, each with its meaning, for a legend.
 
     Args:
-        panels: timelines, each with whether its writers are drawn.
+        panels: timelines, each with whether the tracks of its writers (see `Timeline.writer`) are drawn.
     """
     kinds = {bar.kind for t, writer in panels for bar in t.bars if writer or bar.track == 0}
     return [(kind, meaning) for kind, meaning in MEANING.items() if kind in kinds]

@@ -51,9 +51,9 @@ def computes_early() -> bool:
 
 
 def waits_meet() -> bool:
-    """Whether all warps of a warp-specialized partition synchronize after a wait for matmuls.
+    """Whether Gluon's wait for matmuls synchronizes all warps of a partition, as it does since Triton 3.9.
 
-    The operation can ask for the old behaviour with `warpGroupLocal`.
+    With the attribute `warpGroupLocal`, each warpgroup waits for its own matmuls only, as before.
     """
     return _triton_since(3, 9)
 
@@ -131,9 +131,9 @@ def without_autotuning(shape_padding: bool) -> AbstractContextManager[Any]:
 
 
 def of_order(autotuner: Any) -> dict[Any, float]:
-    """Fake times for the launchers of an Inductor autotuner, so that the first configuration that fits is chosen.
+    """Returns a fake time for each launcher of an Inductor autotuner, so that the first of them is chosen.
 
-    Each launcher has its position in the list as its time.
+    The time of a launcher is its position in the list; configurations that do not fit have no launcher.
     """
     return {launcher: float(place) for place, launcher in enumerate(autotuner.launchers)}
 

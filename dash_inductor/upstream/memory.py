@@ -1,4 +1,4 @@
-"""Marks tensors of a graph that Inductor shall compute only once."""
+"""Marks tensors of a graph that Inductor must compute only once, instead of once per reader."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class CallLaunches:
         self._free.append(block)
 
     def packed(self, stream: int, addresses: Sequence[int]) -> tuple[Launch, ...]:
-        """Returns the launches with these addresses, packed into memory that no other call uses."""
+        """Returns the call's kernel launches for these tensor addresses, packed into memory that no other call uses."""
         return tuple(itertools.chain.from_iterable(self._pack(asked, stream, addresses) for asked in self._asked))
 
     @staticmethod

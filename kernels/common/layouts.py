@@ -32,12 +32,12 @@ def as_given(result: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def of_operator(numbers: Sequence[int], spec: AttentionSpec) -> tuple[int, ...]:
-    """Converts a kernel result's shape, or its strides, to those of the operator's result (`as_given`)."""
+    """Converts the shape or the strides of a kernel's result to those of the operator's result, see `as_given`."""
     return tuple(numbers) if spec.mask.varlen_layout is None else (numbers[2], numbers[1], numbers[3])
 
 
 def are_rows_dense(spec: AttentionSpec) -> bool:
-    """Returns whether `call.orders` has the head dimension innermost in every result, as kernels write it."""
+    """Returns whether `spec.orders` has the head dimension innermost in every result, as kernels write it."""
     return all(order[-1] == 3 for order in spec.orders)
 
 
@@ -62,7 +62,7 @@ def empty_ordered(size: Sequence[int | torch.SymInt], order: Sequence[int], like
 
 
 def in_orders(run: Run, spec: AttentionSpec) -> Run:
-    """Wraps `run`, whose results may have any layouts, so that results have the layouts of `call.orders`."""
+    """Wraps `run`: results whose layouts are not those of `spec.orders` are copied to these layouts."""
 
     def ordered(args: Sequence[Any]) -> tuple[Tensor, ...]:
         results = run(args)

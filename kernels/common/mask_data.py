@@ -100,7 +100,7 @@ class MaskData:
 
     @property
     def dense(self) -> Tensor | None:
-        """The elementwise mask, of which tables hold at most one; None where there is none."""
+        """The elementwise mask; None without one.  Mask tables support at most one (see `has_room`)."""
         return next(iter(self.pairs), None)
 
     @property

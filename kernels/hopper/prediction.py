@@ -36,7 +36,7 @@ of the others is added."""
 def unpredicted(
     plan: Plan, site: Site, arch: str, gpu: str, rates: Calibration, documents: Documents | None
 ) -> str | None:
-    """Returns the reason, in words, why the time of a backward is not predicted; None if it is.
+    """Returns in words why the time of a backward is not predicted; None if it is predicted.
 
     Args:
         rates: the times that were measured on `gpu`.

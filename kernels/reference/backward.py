@@ -233,10 +233,9 @@ def visible(band: Band, q_rows: Tensor, kv_rows: Tensor) -> Tensor:
 
 
 def looked_at(query: Tensor, key: Tensor, band: Band, data: ElementData) -> tuple[Tensor, Tensor]:
-    """Returns (the rows that see a key, the keys that a row may see).
+    """Returns which queries see any key, and which keys any query may see, for one batch element.
 
-    They are bool [q heads or 1, q_len] and [kv heads or 1, kv_len].  query, key: of one batch element, [heads, length,
-    head dim].
+    They are bool [q heads or 1, q_len] and [kv heads or 1, kv_len].  query, key: [heads, length, head dim].
     """
     (q_heads, q_len, _), (kv_heads, kv_len, _), device = query.shape, key.shape, query.device
     everything = Problem(band, q_len, kv_len, q_len, kv_len)
@@ -340,7 +339,7 @@ class _Element:
         return self.drops.kept(p, q_head, rows, keys).to(self.dtype).float(), ds.to(self.dtype).float()
 
     def exact_pair(self, q_head: int, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """Computes (p, ds) of one tile pair of a query head, fp32 [rows, keys]; p is that before dropout."""
+        """Computes (P before dropout, dS) of one tile pair of a query head, both fp32 [rows, keys]."""
         kv_head, keep = self.kv_head(q_head), self.keep(q_head, rows, keys)
         s = self.data.scores(self.q[q_head, rows], self.k[kv_head, keys], self.scale, q_head, rows, keys)
         sums, excess = self.lse[q_head, rows, None], self.excess[q_head, rows, None]

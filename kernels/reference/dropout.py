@@ -21,11 +21,13 @@ Note [Random bits of dropout]
     computes the bits of its own elements and of no others; of a transposed tile it shares a block with one neighbour.
 
 Note [Comparing random bits]
-    The 16 bits of a pair are compared as a bfloat16 number, since Hopper compares two of these with one instruction,
-    and has none for integers.  In the order of the numbers, from minus infinity to minus zero, plus zero and on, as
-    many sets of bits are below a bound as `Dropout.threshold` says, and these are dropped.  A threshold above a half
-    counts what is kept instead, so that half of all sets are as many as are ever below a bound: NaN, of which nothing
-    is below or above, and infinity are never among them.  The zeros are equal, hence no bound is between them.
+    The 16 bits of a pair are compared with a bound as bfloat16 numbers, since Hopper compares two of these with one
+    instruction, and has no such instruction for 16-bit integers.  The bound is chosen so that exactly
+    `Dropout.threshold` of the 2**16 bit patterns are below it, counted from minus infinity up to minus zero and then
+    from plus zero up; these patterns drop their pair.  If the threshold is above a half, the patterns below the bound
+    are instead those that keep their pair.  So at most half of all patterns are below a bound, and neither NaN, which
+    compares as neither less nor greater, nor plus infinity need be among them.  The two zeros are equal, so no bound
+    lies between them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class VarlenLayout:
 
     @staticmethod
     def of(spec: AttentionSpec, extras: Sequence[Tensor]) -> VarlenLayout | None:
-        """Returns the padded rows of a call, or None where the call has no varlen layout: its tokens are its rows.
+        """Returns the tokens of the padded rows of a call; None if it has no varlen layout, so that tokens are rows.
 
         Args:
             extras: the tensors that the call reads.

@@ -1,4 +1,4 @@
-"""The pages that list the graphs of a run, and the runs."""
+"""The HTML pages that list the graphs of one run, and all runs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ TILES, HEADS, WORKERS = 8, 4, 8
 
 
 def picture(site: Site, arch: str, plan: Plan) -> Picture:
-    """Simulates the timeline of a plan, for a few heads and tiles with the proportions of the site.
+    """Returns a picture of the simulated timeline of a plan, with at most `HEADS` heads and `TILES` tiles per length.
 
     Raises:
         ArgumentError: an unknown architecture.

@@ -1,4 +1,4 @@
-"""Words the reasons why the outcome on a GPU that is not present is unknown, as ends of sentences."""
+"""Puts into words why the outcome on a GPU that is not present is unknown; the texts are ends of sentences."""
 
 from __future__ import annotations
 

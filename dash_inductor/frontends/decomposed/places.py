@@ -344,7 +344,7 @@ class Reader:
         return 0 if own == wanted else 1 if len(own) == 4 and set(own) == set(wanted) else 2
 
     def view(self, kind: Operand, node: Node, dtype: torch.dtype | None = None) -> Argument:
-        """Return an argument that holds an operand as [batch, heads, length, dim].
+        """Return an `Argument` through which a replacement reads an operand as [batch, heads, length, dim].
 
         Args:
             kind: the operand.
@@ -370,7 +370,7 @@ class Reader:
             raise Stuck(node, str(error)) from error
 
     def place(self, node: Node) -> Argument:
-        """Return an argument that holds this node, or whatever replaces the node later."""
+        """Return an `Argument` that refers to this node, and keeps referring to its replacement if it is replaced."""
         return Argument(self._temporary(aten.alias.default, node), 0)
 
     def _temporary(self, target: Callable[..., Any], source: Node, *args: Any, **kwargs: Any) -> Node:

@@ -24,7 +24,7 @@ _MOST = 16
 
 
 def labels_of(dims: Sequence[Dim]) -> Labels:
-    """Return the labels of all these dimensions."""
+    """Return the union of the dimensions' labels: the dimensions of products from which these dimensions come."""
     return NO_LABELS.union(*(labels for dim in dims for _, labels in dim))
 
 

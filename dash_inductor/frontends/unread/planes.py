@@ -61,7 +61,7 @@ class Plane:
 
 @dataclass
 class Planes:
-    """The planes (`Plane`) of a graph's nodes, filled by `read` node by node in graph order.
+    """What is known of each node's tensor (its `Plane`); `read` adds the nodes of a graph one by one, in graph order.
 
     Attributes:
         of: the plane of each node; most nodes have none.
@@ -80,7 +80,7 @@ class Planes:
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def read(self, node: Node) -> None:
-        """Determine the plane of a node and store it in `of`; the nodes before it must have been read."""
+        """Determine the `Plane` of a node and store it in `of`; all nodes before it must have been read."""
         name = op_name(node)
         if name in _FILLED or all(source in self.constants for source in node.all_input_nodes):
             self.constants.add(node)

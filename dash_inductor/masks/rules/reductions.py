@@ -1,4 +1,4 @@
-"""Rules of the mask reader for running sums and reductions, of elements that are all the same."""
+"""Rules of the mask reader for running sums and reductions of elements that are all equal."""
 
 from __future__ import annotations
 

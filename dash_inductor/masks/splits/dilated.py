@@ -46,7 +46,7 @@ class Congruent(FoundComponent):
         return replace(self, number=self.number.renamed(node))
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
-        """Return the operands "number" and "step" of the dilation, int64 vectors with a value per query."""
+        """Return the values of `number` and `step` by these names, int64 vectors with one element per query."""
         step = replace(self.number, expr=sympy.Integer(self.step), loads=())
         return {"number": self.number.compute(calculator), "step": step.compute(calculator)}
 

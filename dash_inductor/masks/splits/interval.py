@@ -72,7 +72,7 @@ class Extreme:
         return replace(self, first=self.first.renamed(node), second=self.second.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the bound of each query, an int64 vector."""
+        """Return the larger or smaller of the two bounds for each query, an int64 vector."""
         operator = aten.maximum.default if self.of == "larger" else aten.minimum.default
         return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
 

@@ -58,7 +58,7 @@ class MaskTableNodes:
         site, query, key = match.site, match.operands.query, match.operands.key
 
         def size(tensor: Node, dim: int) -> int | Node:
-            """The size as a number or one shared node: equal arguments let all layers share the tables."""
+            """The size of a dimension: a number, or one node for all uses, so that equal masks can share tables."""
             return emitter.size(tensor, dim, before=before, like=extras[0])
 
         if site.mask.varlen_layout is None:

@@ -190,7 +190,7 @@ def pays(found: Sum) -> bool:
 
 
 def takes_products(found: Sum) -> bool:
-    """Returns whether a one-hot matmul computes a sum instead of a sort; depends on its shapes and dtype alone."""
+    """Returns whether a sum is computed by a one-hot matmul, not by a sort; depends only on its shapes and dtype."""
     value, lengths = found.values.meta["val"], found.index.lengths
     rows = math.prod(size if isinstance(size, int) else NOMINAL for size in lengths)
     is_large = _nominal(value.shape if found.values_shape is None else found.values_shape) >= ONE_HOT_LEAST

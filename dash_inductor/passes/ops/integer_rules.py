@@ -50,7 +50,7 @@ class Values:
 
     @property
     def subset(self) -> Values:
-        """What is known about the integers in any part of the tensor."""
+        """What is then known about any subset of the tensor's elements: the same range, but not every integer of it."""
         return replace(self, exact=False)
 
 

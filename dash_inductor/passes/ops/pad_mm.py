@@ -193,7 +193,14 @@ class _Copies:
     chains: dict[Node, list[Node]] = field(default_factory=dict)
 
     def of(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
-        """The padded operand, shared by all products after it."""
+        """Returns a matmul operand padded with zeros: a node that all later matmuls with this operand share.
+
+        Args:
+            emitter: adds nodes.
+            base: the operand without padding.
+            pads: the padding, as for `constant_pad_nd`.
+            before: the node before which a copy is inserted, if the operand has to be copied.
+        """
         key = base, tuple(pads)
         if key not in self.made:
             self.made[key] = self._wide(emitter, base, pads) or self._copy(emitter, base, pads, before)
@@ -231,7 +238,7 @@ class _Copies:
         return found
 
     def forget(self, emitter: Emitter) -> None:
-        """Removes the operands that an emitter has made and is about to discard."""
+        """Forgets the padded operands that an emitter has added to the graph and is about to discard."""
         created = set(emitter.created)
         self.made = {key: node for key, node in self.made.items() if node not in created}
         self.chains = {base: nodes for base, nodes in self.chains.items() if not created & {*nodes}}

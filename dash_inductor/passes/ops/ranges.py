@@ -74,7 +74,9 @@ class Band:
 
 
 def band(first: Tensor, last: Tensor, rows: int, matrix: Callable[..., Tensor]) -> Band:
-    """Returns the `Band` of a matrix, with the shortest range length among the slopes that are tried.
+    """Returns the `Band` that describes a matrix whose rows are zero outside of a range of positions.
+
+    Of two slopes for the line along which ranges begin, the one with the shorter ranges is chosen.
 
     Args:
         first, last: integers on the CPU, [positions]: the smallest and the largest row that each position may
@@ -183,7 +185,7 @@ def antialiased(rows: int, positions: int, scale: float, kind: Filter) -> Band:
     support, inverse = kind.width / 2 * max(scale, 1.0), 1 / max(scale, 1.0)
 
     def bounds(device: torch.device | str, dtype: torch.dtype, margin: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """The centre of each position, its first row, and the end of its rows."""
+        """The centre of the filter of each output element, and the range of input elements (rows) under it."""
         middle = (torch.arange(positions, device=device).to(dtype) + 0.5) * scale
         begins, ends = middle - support + 0.5 - margin, middle + support + 0.5 + margin
         return middle, begins.clamp(min=0).floor(), ends.clamp(max=rows).floor()

@@ -48,7 +48,7 @@ class SortedValuesRewrite:
         return [Result(_rewritten(node)) for node in found if node.users and takes_sort(node)]
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
-        """Returns no fallback records: without this pass, PyTorch's operator raises its own error at run time."""
+        """Returns no fallback records: without this pass, PyTorch's operators raise errors of their own at run time."""
         return []
 
 

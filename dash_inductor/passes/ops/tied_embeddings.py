@@ -57,8 +57,7 @@ class TiedEmbeddingsRewrite:
 def read(node: Node) -> Sum | None:
     """Returns the `Sum` (sum by index) that can replace `node`, an addition of an embedding's gradient to another one.
 
-    Returns None if `node` is no addition of this kind, or if its sizes are outside of the range for which it is
-    replaced (`pays`).
+    Returns None if `node` is no addition of this kind, or if a replacement is not worth it at its sizes (`pays`).
     """
     args = bind(node)
     if args["alpha"] != 1 or FAILED in node.meta or not is_sum(node):

@@ -55,10 +55,10 @@ class Wider:
         self._known, self._found = known, dict(known)
 
     def with_zeros(self, node: Node) -> Node:
-        """Emits nodes that compute a tensor with padded columns, which are zeros; returns the last of them.
+        """Emits nodes that compute a tensor with zeros in the padded columns; returns the last of these nodes.
 
         Raises:
-            NotWider: the tensor cannot be computed that way, or no padded matmul or tensor is read for it.
+            NotWider: an operator cannot compute padded columns, or the nodes read nothing that is padded already.
         """
         if not _is_pointwise(_behind_views(node)):
             raise NotWider

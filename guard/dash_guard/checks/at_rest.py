@@ -127,7 +127,7 @@ class AtRest(Check):
         self.rank.coverage.unseen(self.name, f"gradients: {described(error)}")
 
     def step_done(self, step: int) -> None:
-        """Every `TESTED` steps, hash tensors with known hashes on every device that holds state, to test the hash."""
+        """Test the hash every `TESTED` steps: on each device that holds state, hash tensors whose hashes are known."""
         self._last, self._stepped = self._stepped, set()
         devices = {part.lanes.device for parts in self._after.values() for part in parts}
         if step < self._to_test or not devices:

@@ -149,7 +149,7 @@ class CrossRankRecompute(Check):
             self._cannot = described(error)
 
     def order(self, message: Message) -> None:
-        """Receive the monitor's request to recompute at the next step where ranks agree, or to switch the check off."""
+        """Receive the monitor's request for a recompute, at the next step that `AGREE` divides, or to end the check."""
         if message.body.get("off"):
             self._off = str(message.body["off"])[:200]
         else:

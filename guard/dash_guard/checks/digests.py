@@ -121,13 +121,13 @@ def short(content: bytes) -> str:
 
 
 class Ring:
-    """A ring buffer of the values of the last `STEPS` steps, by step and key."""
+    """The values of the last `STEPS` steps, by step and key; older steps are dropped."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, dict[Any, Any]] = OrderedDict()
 
     def of(self, step: int) -> dict[Any, Any]:
-        """The dictionary of the values of a step, which the caller may fill; an unknown step gets an empty one."""
+        """The dictionary of a step's values by key, which the caller may fill; a new step begins with an empty one."""
         if step not in self._steps:
             self._steps[step] = {}
             while len(self._steps) > STEPS:
@@ -150,6 +150,6 @@ class Queue:
         self._waiting.append((arriving, then))
 
     def poll(self, wait: bool = False) -> None:
-        """Call the queued functions whose lanes have arrived; with `wait`, wait for devices and call all of them."""
+        """Call the queued functions whose hashes are on the host; with `wait`, wait for the others and call all."""
         while self._waiting and (wait or all(each.here() for each in self._waiting[0][0])):
             self._waiting.popleft()[1]()

@@ -50,7 +50,7 @@ class Hyperparameters:
             optimizer: the optimizer.
 
         Returns:
-            The lanes of the settings: one `Hashed` for numbers and strings, and one for the tensors on each device.
+            The hashes of the settings: one `Hashed` for numbers and strings, and one for the tensors on each device.
         """
         hashed, tensors, digests = Hashed(), list[Entry](), list[bytes]()
         for name, value, ranks in self._settings(check, optimizer):

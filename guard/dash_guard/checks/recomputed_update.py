@@ -145,7 +145,7 @@ class Copies:
         return list(self._values(self._parameters, self._optimizer.state))
 
     def updated(self) -> list[Value]:
-        """Digests of what the optimizer's step, run again without hooks, writes into copies of parameters and state."""
+        """Run the optimizer's step again on the copies, without hooks; return digests of their new values and state."""
         again = copy.copy(self._optimizer)
         for name in vars(again).copy():
             if name.startswith("_optimizer_") and isinstance(getattr(again, name), OrderedDict):

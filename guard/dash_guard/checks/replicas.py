@@ -110,7 +110,7 @@ class Replicas(Check):
             self._keep(self._state.after(optimizer) + self._hyperparameters.of(self.name, optimizer))
 
     def step_done(self, step: int) -> None:
-        """Queue the root digests of the step; they are sent as soon as the lanes have been copied to the host."""
+        """Queue the root digests of the step; they are sent once the hashes have been copied to the host."""
         if self._parts:
             self._keep_copies(step)
         parts, self._parts = self._parts, []
@@ -154,7 +154,7 @@ class Replicas(Check):
         self._queue.poll(wait=True)
 
     def taken(self) -> list[Hashed]:
-        """The tensors hashed since the last call, with their lanes; clears the list."""
+        """The tensors hashed since the last call, with their hashes; forgets them."""
         kept, self.kept = self.kept or [], []
         return kept
 

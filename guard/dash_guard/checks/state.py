@@ -245,7 +245,7 @@ class State:
         return named, {id(each) for each in tensors if each is not None}
 
     def after(self, optimizer: torch.optim.Optimizer) -> list[Hashed]:
-        """The lanes of the parameters and state of an optimizer that has just stepped; computed once for all checks."""
+        """The hashes of an optimizer's parameters and state after its step; computed once for all checks."""
         key = self.rank.step, id(optimizer)
         if self._after is None or self._after[:2] != key:
             self._after = (*key, self.hash("at_rest", self.optimizer_entries(optimizer)))

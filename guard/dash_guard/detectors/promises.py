@@ -25,13 +25,13 @@ Promise = Literal["kept", "broken", "none", "never"]
 
 
 class Promises:
-    """Remembers for each class of ranks, and each set of settings that it had, whether its ranks have agreed."""
+    """Remembers whether the ranks of each class have agreed on their optimizer settings, for each set of settings."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, str], int] = {}
 
     def see(self, of: str, roots: Collection[str], everyone: bool) -> Promise:
-        """Evaluate the root digests of the optimizer settings of a class of ranks in a step.
+        """Compare the ranks of a class by the root digests of their optimizer settings in a step.
 
         Args:
             of: the name of the class.

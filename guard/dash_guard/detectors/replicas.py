@@ -111,7 +111,7 @@ class Replicas(Detector):
                 del self._accused_by[min(self._accused_by)]
 
     def detect(self, now: float) -> list[Finding]:
-        """Return findings about differences whose first tensor is known, or is not found in time."""
+        """Return findings about differences, once the first tensor that differs is known or the time for it is up."""
         return self._detect(now, last=self._finished, wait=not self._finished)
 
     def finish(self, now: float) -> list[Finding]:

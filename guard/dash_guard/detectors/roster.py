@@ -65,7 +65,7 @@ class State:
         busy: the function of the program that it has been in since `changed`, with its line.
         phase: the phase that the program has named, such as "compile"; "" for none.
         limit: seconds without progress after which the rank counts as stuck.
-        groups: by process group, as `process.flight.waits` returns them.
+        groups: by process group, the last collectives entered and completed, as `process.flight.waits` returns them.
         open: the collectives that the rank waits in; ranks that wait in the same collectives share one object.
         pairs: open sends and receives, as `process.flight.pairs` returns them.
         members: by process group, the index of its set of members in `Roster.sets`.

@@ -37,11 +37,11 @@ Matrix = NDArray[np.float64]
 
 
 def lateness(came: Matrix) -> tuple[Matrix, Matrix]:
-    """By how much each rank is late, and where it became late.
+    """How late each rank is in a step, and at which collective it became late.
 
-    A rank is late at a collective by how much later it came than the median of the others. Where nobody waits between
-    collectives, lateness adds up and counts at the last one; where all ranks wait, it is gone at the next collective
-    and counts where it arose.
+    The lateness of a rank at a collective is how much later it came than the median of the others. Where nobody waits
+    between collectives, lateness adds up and counts at the last one; where all ranks wait, it is gone at the next
+    collective and counts where it arose.
 
     Args:
         came: when ranks came to collectives, [..., ranks, collectives], in any unit.

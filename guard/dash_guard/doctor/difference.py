@@ -40,7 +40,7 @@ class Difference:
     def of(
         cls, root: nn.Module, digests: Sequence[Digest], found: dict[str, Any], operator: tuple[Operator, str] | None
     ) -> Difference:
-        """Put a difference into words.
+        """Describe in words how two runs of a call differ.
 
         Args:
             root: the module that was called.

@@ -77,7 +77,7 @@ class Outcome:
 
 
 class Repeat(Repeating):
-    """Runs calls of outermost modules again, those that the first backward of a program has gone through.
+    """Runs again the calls of outermost modules whose gradients the first backward of a program has computed.
 
     It is the entry point `repeat` of the group `dash_inductor.doctor`, see `dash_inductor.doctor.repeating`.
 
@@ -86,7 +86,7 @@ class Repeat(Repeating):
 
     Attributes:
         outcomes: the outcome of each call that was run again.
-        dropped: the number of calls that were forgotten before a backward came.
+        dropped: the number of calls that were dropped before their backward came, since more than `MOST` were waiting.
     """
 
     def __init__(self, quiet: Callable[[], AbstractContextManager[None]]) -> None:
@@ -157,7 +157,7 @@ class Repeat(Repeating):
 
     @not_compiled
     def backward_ended(self) -> None:
-        """Run the calls again that the backward has gone through."""
+        """Run again the calls whose gradients the backward has computed."""
         if self._done or self._depth or in_backward() or threading.get_ident() != self._thread or foreign_modes():
             return
         calls = [call for call in self._calls if call.gradients]

@@ -73,7 +73,7 @@ def description(tensor: Tensor) -> str:
 
 
 def digest(low: int, high: int, description: str) -> bytes:
-    """The fingerprint, 16 bytes, of a tensor with these two lanes (int64) and this `description`."""
+    """The fingerprint (16 bytes) of a tensor, from the two int64 lanes of its hash and its dtype and shape as text."""
     lanes = low.to_bytes(8, "little", signed=True) + high.to_bytes(8, "little", signed=True)
     return hashlib.blake2b(lanes + description.encode(), digest_size=DIGEST).digest()
 
@@ -181,7 +181,7 @@ def _add_on_gpu(parts: Sequence[Part], results: Tensor) -> None:
 
 
 def add_one(tensor: Tensor, result: Tensor) -> None:
-    """Add the lanes of one tensor to `result`, int64 [2], with one kernel launch, which a CUDA graph can capture.
+    """Add the two lanes of a tensor's hash to `result`, int64 [2], by a kernel launch that a CUDA graph can capture.
 
     Args:
         tensor: contiguous, on a GPU, not empty.

@@ -1,4 +1,4 @@
-"""Collects the lanes of tensors on one device, and copies them to the host without waiting."""
+"""Collects the lanes (128-bit hashes) of tensors on one device, and copies them to the host without waiting."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Clock:
         self.gaps = 0
 
     def now(self) -> float:
-        """The seconds that the monitor has run, without intervals between two readings that are longer than `AWAY`."""
+        """The seconds that the monitor has run; more than `AWAY` seconds between two readings do not count."""
         real = self._real()
         if real - self._last > AWAY:
             self._lost += real - self._last

@@ -34,7 +34,7 @@ class Sink(Protocol):
     names: Names
 
     def is_on(self) -> bool:
-        """Whether observed tensors are used now."""
+        """Whether tensors are hashed now; otherwise hooks ignore them."""
 
     def prepare(self, device: torch.device) -> None:
         """Allocate the buffers for fingerprints on a device."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
         """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
 
     def place(self) -> int:
-        """The index of the next entry in this step."""
+        """The index that the next observed tensor of this step gets."""
 
     def observe_in_step(self, phase: str, tensors: Sequence[tuple[str, Tensor]], place: int | None = None) -> None:
         """Add fingerprints of tensors, each given with its name, to the current step.

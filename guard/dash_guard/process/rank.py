@@ -158,7 +158,7 @@ class Rank(Observer):
             self._show(lambda check: check.step_began(self.step))
 
     def run_together(self, check: Check, call: Callable[[], None]) -> bool:
-        """Call a function of a check that all ranks call at this point; connect the ranks first if that was not done.
+        """Call a function of a check at a point that all ranks reach; first connect the ranks if they are unconnected.
 
         Returns:
             Whether the check is still enabled; an error in the call switches it off.

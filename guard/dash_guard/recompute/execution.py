@@ -151,14 +151,14 @@ class Execution(Observer):
         return self._on and active.is_on(self._owner)
 
     def replicate(self, model: DistributedDataParallel) -> None:
-        """Does nothing: equal parameters on other ranks do not matter here."""
+        """Ignores the event, because it does not matter here that other ranks have equal parameters."""
 
     def place(self) -> int:
-        """The index of the next digest."""
+        """The index that the next digest gets."""
         return len(self._hashed)
 
     def prepare(self, device: torch.device) -> None:
-        """Allocate the buffer for the lanes of tensors on a device, once."""
+        """Allocate the buffer for the hashes of tensors on a device, unless it exists."""
         with self._lock:
             if device not in self._buffers:
                 with disable_current_modes(), torch.inference_mode(False):

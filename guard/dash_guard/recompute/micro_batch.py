@@ -148,9 +148,9 @@ class MicroBatch:
         random: the RNG states before the call, if it runs again on this rank; otherwise None.
         kept: the buffers and attributes of modules before the call, likewise.
         gradients: for a call that runs again on this rank, the gradients of the tensors in its result, by their index.
-        cannot: a reason in the call itself why it cannot run again; "" if only the module may have one.
-        turns: whether samples were shifted, so that random gradients must be shifted too.
-        silent: whether the backward begins with zeros.
+        cannot: why the call itself cannot run again; "" if at most its module (`why_not_again`) prevents that.
+        turns: whether the samples were rotated by one place, so that random gradients must be rotated too.
+        silent: whether the backward begins with zeros in place of gradients.
     """
 
     root: nn.Module

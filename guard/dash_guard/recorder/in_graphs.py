@@ -61,7 +61,7 @@ class Journal:
         self.clear()
 
     def append(self, name: str, tensor: Tensor, scratch: Tensor) -> None:
-        """Hash a tensor and append its lanes, with launches that a CUDA graph can capture.
+        """Hash a tensor and append its hash to the journal, with launches that a CUDA graph can capture.
 
         Args:
             name: the name of the tensor.

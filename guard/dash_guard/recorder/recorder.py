@@ -369,7 +369,7 @@ class Recorder(Observer):
             self._open().leave(f"anything from step {self.step_number} on", why)
 
     def place(self) -> int:
-        """The index of the next entry in this step, for `observe`."""
+        """The index that the next recorded tensor of this step gets, to be passed to `observe` as `place`."""
         return len(self._entries)
 
     def _observe(

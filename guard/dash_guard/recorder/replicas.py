@@ -76,7 +76,7 @@ class Replicas(Observer):
                 self._keep(group, names, event)
 
     def step_ended(self, step: int) -> None:
-        """Exchange the kept lanes among ranks; the writer thread compares them."""
+        """Exchange the hashes of the step among ranks; the writer thread compares them."""
         taken, self._taken = self._taken, {}
         for group, parts in taken.items():
             everyone = self._exchange.gather(torch.cat([lanes for *_, lanes in parts]), group)

@@ -36,7 +36,7 @@ class FromGraphs:
 
 @dataclass
 class StepWriter:
-    """Writes the fingerprints of steps to a file, with a number for each name of a tensor."""
+    """Writes the fingerprints of steps to a file; each tensor name is written once, and is a number from then on."""
 
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step
@@ -50,13 +50,13 @@ class StepWriter:
         ready: Mapping[torch.device, Ready],
         from_graphs: Sequence[FromGraphs],
     ) -> None:
-        """Wait for the lanes of a step, or of a part of it, and write its fingerprints.
+        """Wait for the hashes of a step, or of a part of it, and write its fingerprints.
 
         Args:
             file: the file.
             step: the number of the step.
             observed: the hashed tensors, in order.
-            ready: for each device, waits for the copy of its lanes and returns the rows.
+            ready: for each device, a function that waits until its hashes are on the host and returns their rows.
             from_graphs: what CUDA graphs have hashed.
         """
         rows = {device: wait() for device, wait in ready.items()}

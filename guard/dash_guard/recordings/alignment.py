@@ -35,8 +35,8 @@ class Step:
 def shift(a: Segments, b: Segments) -> int:
     """The number to add to the step numbers of b so that they match those of a.
 
-    It is found by parameters: the initial parameters of one run equal those of the other run, initially or after a
-    step. If they match nothing, it is 0.
+    It is found by comparing parameters: those at the beginning of one run are looked for in the other run, at its
+    beginning and after each step. If none match, it is 0.
     """
     first_a, first_b = (next(Segments(run.paths).steps(), None) for run in (a, b))
     if first_a is None or first_b is None:

@@ -85,7 +85,7 @@ class Appender:
 
     @classmethod
     def next_of(cls, folder: Path, rank: int) -> Appender:
-        """Creates the file of the first segment of a rank that does not exist yet.
+        """Creates a file for a rank's next segment: the first segment number that has no file yet.
 
         Raises:
             RecordingError: the rank has the largest number of segments already.

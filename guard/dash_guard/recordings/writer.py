@@ -33,7 +33,7 @@ class Nowhere:
     """A `File` that discards everything, in place of one that cannot be written; jobs still compare ranks."""
 
     def json(self, content: dict[str, Any]) -> None:
-        """Discards the frame."""
+        """Discards the frame instead of writing it."""
 
     def step(self, step: int, entries: list[tuple[int, bytes]]) -> None:
         """Does nothing: the fingerprints of the step are discarded."""

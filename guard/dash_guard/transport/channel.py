@@ -53,7 +53,7 @@ class Local:
 
 
 class LocalEnd:
-    """A rank's end of the channel of `Local`."""
+    """A rank's end (`Channel`) of a channel within one process; `Local` is the monitor's end."""
 
     def __init__(self, sent: deque[Message], orders: deque[Message]) -> None:
         self._sent, self._orders = sent, orders

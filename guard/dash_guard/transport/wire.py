@@ -1,4 +1,4 @@
-"""Authenticates messages, by a code and a number: each proves to come from a rank or the monitor of this job.
+"""Authenticates messages: a code and a number prove that each comes from a rank or from the monitor of this job.
 
 The code (a keyed BLAKE2b) covers the direction and the number of the message. Its key is derived from the secret of the
 job and from random bytes of both ends. So a message that was recorded elsewhere, changed or repeated is refused, and a

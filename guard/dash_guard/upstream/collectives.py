@@ -73,7 +73,7 @@ def _backends() -> set[str]:
 
 
 def groups() -> dict[str, list[int]]:
-    """The ranks of every process group of this process, by the name that the group has in `entries`."""
+    """The ranks of every process group of this process, by the group's name in the flight recorder (see `entries`)."""
     if not is_up():
         return {}
     world = dist.distributed_c10d._world
@@ -102,7 +102,7 @@ class Board:
         self._store = store
 
     def write(self, word: str) -> None:
-        """Add a word; does nothing if the store is gone."""
+        """Add a word to the shared set; does nothing if the job's store is gone."""
         with contextlib.suppress(Exception):
             self._store.set(word, "")
 

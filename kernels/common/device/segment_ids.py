@@ -1,4 +1,4 @@
-"""From the ids of tokens to *segment ids*, on the device: small integers that are equal where the ids are.
+"""Converts ids of tokens to *segment ids* on the device: small integers that are equal where the ids are equal.
 
 With segment ids, every mask of valid keys and segments is one comparison: a query sees a key iff the band lets it and
 their segment ids are equal.  `first_equal` makes them.

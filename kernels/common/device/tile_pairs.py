@@ -26,8 +26,8 @@ class Mask(NamedTuple):
 
     HAS_LO, HAS_HI: whether the band has the bound; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: as in
     `common.relations.Layout`; HAS_SEGMENT_IDS: the first form is segment ids; HAS_RANGES: a form `is_range`;
-    HAS_OTHERS: there are forms other than segment ids; HAS_DENSE: there is a dense mask; TURNED: roles are swapped,
-    keys search for the queries that see them.
+    HAS_OTHERS: there are forms other than segment ids; HAS_DENSE: there is a dense mask; TURNED: queries and
+    keys have swapped roles, so that keys search for the queries that see them.
     """
 
     HAS_LO: bool

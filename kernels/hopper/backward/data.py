@@ -89,11 +89,11 @@ class BackwardData(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The strides, in elements or tables, with which the kernels read a mask that is data.
+    """The strides with which the kernels read a data-dependent mask: of its tables, and of a dense mask.
 
     Attributes:
-        tables: for each argument name, the number of tables between batch elements or query heads.
-        dense: for each argument name, a stride of the dense mask in elements.
+        tables: by argument name, how many tables lie between two batch elements ("table_b") or query heads ("table_h").
+        dense: by argument name, the strides of the dense mask in elements; 0 without one.
     """
 
     tables: dict[str, int]

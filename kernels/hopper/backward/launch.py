@@ -47,7 +47,7 @@ def prepare(
     tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str = ""
 ) -> Run:
     """Returns a function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, and delta if
-    `call.delta`].
+    `spec.delta`].
 
     It runs calls with tensors of these dtypes, shapes, strides and device, under the value that `config.profile` has
     now, bitwise reproducibly.  Delta, the row sums of out * grad_out minus grad_logsumexp, is fp32 [batch, q heads,
@@ -99,7 +99,11 @@ class _Workspace(NamedTuple):
 
     @staticmethod
     def of(work: Problem, kv_heads: int, columns: int, value_columns: int) -> _Workspace:
-        """Lays out the workspace of a problem; columns and value_columns are those of tiles of q and k, and of v."""
+        """Returns the layout of the workspace of a problem.
+
+        kv_heads: the number of kv heads of a batch element.  columns, value_columns: the columns of tiles of q and k,
+        and of v.
+        """
         q_tiles = work.batch * work.heads * work.n_q
         kv_tiles = work.batch * kv_heads * work.n_kv if kv_heads < work.heads else 0
         rows, counters = q_tiles * work.block_q, q_tiles + kv_tiles + 1

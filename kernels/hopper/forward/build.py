@@ -46,8 +46,9 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def is_short(dims: tuple[int, int], q_len: int) -> bool:
-    """Returns whether heads of `q_len` queries use `SHORT_CONFIGS`: whether they need no more of its smaller tiles than
-    of usual ones.
+    """Returns whether the forward uses a config of `SHORT_CONFIGS`, which has smaller q tiles, for this q_len.
+
+    It does so if `q_len` queries need no more of the smaller tiles than of those of `FORWARD_CONFIGS`.
 
     dims: the tile dims, as `tile_dims` returns them.
     """

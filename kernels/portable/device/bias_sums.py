@@ -77,7 +77,7 @@ def by_pairs(elements, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
 
 @triton.jit
 def zero_unseen(gradient, q_tile, tile_schedule, TILE: tl.constexpr, BUILD: tl.constexpr):
-    """Stores zeros to those tile pairs of a q tile that the tile schedule does not visit; gradient: as in `Sums`."""
+    """Stores a zero gradient of the bias for the unvisited tile pairs of a q tile; gradient: as in `Sums`."""
     BLOCK_Q: tl.constexpr = TILE.BLOCK_Q
     BLOCK_KV: tl.constexpr = TILE.BLOCK_KV
     _q_len, kv_len, _lo, _hi = tile_schedule

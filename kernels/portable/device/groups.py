@@ -5,9 +5,9 @@ Note [Argument groups]
     (see `templates.py`), and a template's body makes the groups.
 
     Run-time values: `Inputs`, `Saved`, `Data`, `TileRows`, `OfQueries`, `OfKeys`, `Accumulator` and `Sums`, and in
-    the tuple `tile_schedule` = (q_len, kv_len, lo, hi), see `schedule_functions`.  An assignment makes tensors of all
-    members.  So compile-time values have groups of their own, `Tile`, `Mask`, `score.Score` and `Build`, whose names
-    are in capitals and which are assigned as `tl.constexpr`.
+    the tuple `tile_schedule` = (q_len, kv_len, lo, hi), see `schedule_functions`.  Assigning a group in a kernel
+    turns all of its members into tensors.  So compile-time values have groups of their own, `Tile`, `Mask`,
+    `score.Score` and `Build`, whose names are in capitals and which are assigned as `tl.constexpr`.
 
     Kernels know the relations of a mask (`model.relations`), not its components:  `Data`, `OfQueries` and `OfKeys` have
     a tuple for each relation, in the order of `Mask.RELATIONS`, and loops go over them.  A new feature that changes
@@ -30,7 +30,7 @@ Note [Data operands]
     of_pairs: a tuple of bool or uint8 [batch, q heads, q_len, kv_len]; a row sees only keys whose entries are not zero.
 
     added (HAS_BIAS): what is added to the scaled scores, a group `Added` with a member for each operand of
-    `model.operands` that is; a member is an empty tuple without the operand.
+    `model.operands` that is added; a member is an empty tuple without the operand.
 
     added.bias: floats [batch, q heads, q_len, kv_len].  Any values: a score of -inf has the probability zero.  A row
     all of whose scores are -inf counts as one that sees no key, but a key that only a bias of -inf hides is read.

@@ -9,11 +9,11 @@ Note [Log-sum-exp in two parts]
     then [batch, q heads, 2 * q_len]: all rows of the first number, then all of the second.
 
 Note [Rows of a tile of pairs]
-    The dk/dv kernel multiplies by P and dS from the left, with a row for each key.  Matmuls give them that way (BY_KEY,
-    [keys, queries]), so that they stay in registers.  But where there is a bias, tiles have a row for each query, as
-    memory has (not BY_KEY, [queries, keys]): the bias is loaded ahead into shared memory as it is, and what there is
-    once for each query is in registers once for each row.  P and dS are then transposed through shared memory, rounded
-    to the dtype of the operands.
+    In the dk/dv kernel P and dS are left operands of matmuls, with one row per key.  Without a bias they are computed
+    in this form (BY_KEY, [keys, queries]), so that they stay in registers.  With a bias, tiles have one row per query,
+    like the bias in memory (not BY_KEY, [queries, keys]): the bias is loaded ahead into shared memory without a
+    transpose, and registers hold per-query values once per row.  P and dS are then rounded to the dtype of the
+    operands, and transposed through shared memory.
 """
 
 import triton
@@ -38,7 +38,7 @@ def head_of(operand, b, h):
 
 @triton.jit
 def columns_of(rows, BLOCK: tl.constexpr):
-    """Returns the column indices 0 .. BLOCK - 1, in the dtype of the positions of `rows`, which holds any offset."""
+    """Returns the column indices 0 .. BLOCK - 1, in the dtype of `rows.numbers`, which can hold every offset."""
     return tl.arange(0, BLOCK).to(rows.numbers.dtype)
 
 
@@ -135,13 +135,16 @@ def in_range(chosen, vectors, others, MASK: tl.constexpr):
 
 @triton.jit
 def keys_in_range(of_keys, queries, MASK: tl.constexpr):
-    """Returns `of_keys` (`OfKeys`) with `valid` restricted by `in_range`; queries: the `id_range` of the q tile."""
+    """Returns `of_keys` (`OfKeys`) with only those keys valid whose segment id may occur in a q tile, see `in_range`.
+
+    queries: the `id_range` of the q tile.
+    """
     return OfKeys(in_range(of_keys.valid, of_keys.vectors, queries, MASK), of_keys.vectors)
 
 
 @triton.jit
 def load_queries(matrix, queries, DIM: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, MASK: tl.constexpr):
-    """Loads a tile of Q, dO or the output, [rows, BLOCK].
+    """Loads a tile of Q, dO or the output, [rows, BLOCK], for the rows of `queries`.
 
     With a varlen layout (MASK.VARLEN_ROWS) rows without a token are zeros; without one `load_tile` loads the tile, with
     zeros outside of the matrix's rows.

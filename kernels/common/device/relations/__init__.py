@@ -1,8 +1,8 @@
 """Device encodings of mask relations, one module per relation of `model.relations`, named after it.
 
-Each module has `FORMS`, two `Form`s: the usual one, and the one for calls without numbers of keys.  A relation of pairs
-(an elementwise mask) has none: kernels read its elements, or bits (`schedule.table_tile_schedule`); key validity,
-`truth`, is part of the segment ids of `equal`.
+Each module has `FORMS`, two `Form`s: the usual one, and the one for masks whose keys have no numbers of their own,
+only positions.  A relation of pairs (an elementwise mask) has none: kernels read its elements, or bits
+(`schedule.table_tile_schedule`); key validity, `truth`, is part of the segment ids of `equal`.
 """
 
 from __future__ import annotations

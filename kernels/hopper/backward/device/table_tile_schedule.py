@@ -166,7 +166,7 @@ class TableTileSchedule:
 
 @aggregate
 class TableMask:
-    """The elementwise mask of kv tile `kv`: band, relations and dense mask combined.
+    """Tests which pairs in kv tile `kv` the mask shows, element by element: band, relations and dense mask combined.
 
     of_keys: the mask's vectors of the tile's keys, each int32 [BLOCK_KV], in registers.
     """

@@ -18,9 +18,10 @@ from .tile_work import ROWS, leaves_out
 
 @gluon.jit
 def announced(work, shared, tiles, FACT: gl.constexpr):
-    """Reads number FACT of what the producer has announced about the CTA's tiles-th q tile, see `producer.announce`.
+    """Reads one number that the producer has announced about a q tile of the CTA, see `producer.announce`.
 
-    The Q of this tile must have arrived.
+    tiles: the index of the q tile among those of this CTA; FACT: the index of the number.  The Q of this tile must have
+    arrived.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
@@ -123,10 +124,11 @@ def tile_schedule_of(work, shared, tiles, ME: gl.constexpr):
 
 @gluon.jit
 def tile_schedule_band(work, data, drops, shared, score, zero, here, it, bounds, acc, m, total):
-    """Visits the kv tiles of a row block under a band; returns (P, acc, m, total, it).
+    """Visits the kv tiles of a row block under a band; returns (P of the last kv tile, acc, m, total, it).
 
-    The product P V of the last kv tile is left to `last_product`.  bounds: as `TileWork.tile_schedule`; it: the number
-    of kv tiles of the CTA so far; here: see `first_step`.
+    The product P V of the last kv tile is left to `last_product`.  bounds: as `TileWork.tile_schedule`; acc: the sum of
+    the other products; m, total: row maxima and row sums; it: the number of kv tiles of the CTA so far; here: see
+    `first_step`.
     """
     first, full_first, full_end, end = bounds
     kv = end - 1

@@ -2,15 +2,15 @@
 
 Note [Drawing tiles]
     The first tile of CTA c is the c-th of the list; after that, a CTA takes the first tile that nobody has, by an
-    atomic add to a counter.  It does not matter to a tile which CTA computes it: its results depend on its place in the
-    list alone.  CTAs wait for nobody, so any number of them may run at the same time.
+    atomic add to a counter.  The results of a tile depend only on its place in the list, not on the CTA that computes
+    it.  CTAs wait for nobody, so any number of them may run at the same time.
 
     The counter lies in memory that the call allocated, and `prepare`, launched just before in the same stream, sets it
-    to zero.  So neither a call in another stream, nor an aborted one, nor the replay of a CUDA graph meets a counter
-    that is not its own or not zero.  The main kernel may start while `prepare` runs (programmatic dependent launch):
-    every CTA waits for the end of `prepare` before it draws, and every CTA draws at least once, so what follows the
-    main kernel in its stream follows `prepare` as well.  The operands, which the main kernel reads before that wait,
-    were written before `prepare` began, since `prepare` itself is an ordinary launch.
+    to zero.  So every call has a counter of its own that begins at zero, even after an aborted call, with calls in
+    other streams, and in the replay of a CUDA graph.  The main kernel may start while `prepare` runs (programmatic
+    dependent launch): every CTA waits for the end of `prepare` before it draws, and every CTA draws at least once, so
+    what follows the main kernel in its stream follows `prepare` as well.  The operands, which the main kernel reads
+    before that wait, were written before `prepare` began, since `prepare` itself is an ordinary launch.
 """
 
 from triton.experimental import gluon

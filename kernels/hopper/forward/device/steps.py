@@ -79,7 +79,7 @@ def softmax(score, s, far, m, total, HIDES: gl.constexpr):
 
 @gluon.jit
 def probabilities(score, s, far, m, HIDES: gl.constexpr):
-    """Returns (P relative to the new row maximum, the new row maximum, factor of earlier sums and outputs).
+    """Returns P relative to the new row maximum, this maximum, and the factor that rescales earlier sums and outputs.
 
     The arguments are those of `softmax`.  Fused multiply-adds are explicit, here and in `sum_with`, so that every build
     rounds alike.

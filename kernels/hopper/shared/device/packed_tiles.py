@@ -39,8 +39,9 @@ def put_int32(ring, stage, value):
 
 @gluon.jit
 def read_int32(ring, stage):
-    """Reads the int32 at index `stage` of a ring, which belongs to the iteration whose dO is in this stage; called
-    by consumers.
+    """Reads the int32 at index `stage` of a ring; called by consumers.
+
+    It belongs to the iteration whose dO is in stage `stage` of the ring of dO.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(ring.index(here(stage)).load(layout), 0)

@@ -255,9 +255,9 @@ def halved_step(
     """Computes step `it` of the backward, one half of the q tile after the other; returns (next S, dk, dk_tail, dv).
 
     k, v: in registers or shared memory.  With AHEAD the step begins with s0, the S of its first half, and ends with
-    that of step `after`: the next step, or `it` again if `it` is the last one.  A tail leaves no registers for matmuls
-    that run on, or for values that are read ahead: there every half ends with a wait, and delta is read when it is
-    used.
+    that of step `after`: the next step, or `it` again if `it` is the last one.  With tail columns (TAIL_D > 0) no
+    registers are left to overlap matmuls with the next half or to read values ahead: every half ends with a wait for
+    its matmuls, and delta is read when it is used.
     """
     TAIL: gl.constexpr = shared.TAIL_D > 0
     gl.static_assert(AHEAD != TAIL)

@@ -26,9 +26,10 @@ def scan_segments(
     VALUES, KEYS, ORDER, OUT, PARTS, PART_KEYS, values_b, values_n, values_c, count, chunks, rows, limit, columns,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BASE: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Sums the segments of a chunk of the list by a scan, for narrow rows.
+    """Sums the rows of each segment (entries with equal keys) in a chunk of the sorted list by a scan; for narrow rows.
 
-    One program per batch element, COLUMNS columns and CHUNK entries of the list; chunks are adjacent in the grid.
+    The list is KEYS.  One program per batch element, COLUMNS columns and chunk of CHUNK entries; chunks are adjacent in
+    the grid.
 
     VALUES: [batch, limit, columns] with its strides.  KEYS: integers [count], sorted; entries with the key `rows` are
     skipped.  ORDER: integers [count], the row of VALUES of each entry, if HAS_ORDER; else an entry has its own row.
