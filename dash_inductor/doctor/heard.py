@@ -100,7 +100,14 @@ class Heard:
             yield OK, f"no operator that PyTorch lists as nondeterministic was seen in the first step{seen}", ""
 
     def at(self, module: str) -> list[str]:
-        """Describes the listed operators that ran in a module or inside it, each with the value of the flag."""
+        """Describes the uses of operators in PyTorch's list of nondeterministic ones in a module or its submodules.
+
+        Args:
+            module: the name of the module, from `frames.name_of`.
+
+        Returns:
+            A line of text for each use: the operator's name, its source line and the state of the determinism flag.
+        """
         return [
             f"{ran.operator.listed} at {ran.place.line} (the flag was {ran.flag.value})"
             for ran in self._reading.ran

@@ -166,11 +166,12 @@ class Running:
         self._seeded = self._seeded or not frames.called_by_pytorch()
 
     def toggled(self, line: str, module: str, value: bool) -> None:
-        """Records that the determinism flag is switched inside the forward of a module.
+        """Records that the determinism flag is switched inside the forward of a module, or in a compiled function.
 
         Args:
-            line: the line of the switch.
-            module: the class of the module; "" for a compiled function, which makes the switch before `line`.
+            line: the source line of the switch; for a compiled function, the line of the next operation, or "its end"
+                if there is none, because Dynamo does not record the line of the switch.
+            module: the class of the module; "" for a compiled function.
             value: whether the flag is on afterwards.
         """
         self._toggled[line, module, value] = None

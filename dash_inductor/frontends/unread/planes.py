@@ -55,7 +55,7 @@ class Plane:
 
     @property
     def labels(self) -> Labels:
-        """The labels of all dimensions in one set: from which dimensions of products they come."""
+        """The union of the labels of `dims`: all dimensions of products from which this tensor's dimensions come."""
         return labels_of(self.dims)
 
 

@@ -72,7 +72,7 @@ class Extreme:
         return replace(self, first=self.first.renamed(node), second=self.second.renamed(node))
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the larger or smaller of the two bounds for each query, an int64 vector."""
+        """Return, for each query, the larger or the smaller of `first` and `second`, as `of` says; an int64 vector."""
         operator = aten.maximum.default if self.of == "larger" else aten.minimum.default
         return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
 

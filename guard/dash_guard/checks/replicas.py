@@ -1,7 +1,7 @@
-"""Compares what several ranks must hold with equal bits, by digests.
+"""Compares, by digests, what several ranks must hold bit for bit.
 
-This is reduced gradients, parameters, optimizer state, buffers that are broadcast, and optimizer settings, which ranks
-share even where they divide everything else. Copies of parameters that the program keeps itself, such as averaged
+These are reduced gradients, parameters, optimizer state, broadcast buffers and optimizer settings. Ranks share the
+settings even where they shard everything else. Copies of parameters that the program keeps itself, such as averaged
 weights, are found in some of the first steps (`kept_state`).
 
 Each step sends one root digest per stage (kind of tensor) and class of ranks (the ranks that must be equal), for the

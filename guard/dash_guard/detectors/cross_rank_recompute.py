@@ -166,7 +166,10 @@ def may_be_effect(finding: Finding) -> bool:
 
 
 def is_effect(finding: Finding) -> bool:
-    """Whether a finding is an effect of differing state or programs: the first differing operator had other inputs."""
+    """Whether a finding is an effect of differing state or programs, not of a fault in the first differing operator.
+
+    It is one if, where ranks first differ, they already ran different operators or gave the operator different inputs.
+    """
     return _given(finding) == "different"
 
 

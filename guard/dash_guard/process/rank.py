@@ -31,8 +31,10 @@ log = logging.getLogger("dash_guard")
 class Rank(Observer):
     """The observer of training in one rank: passes events to checks, and keeps their errors away from the training.
 
-    A step is what lies between two steps of the same optimizer; several optimizers may take turns. It ends with the
-    first forward after all optimizers have stepped that stepped in the step before, or when one of them steps again.
+    A training step ends with the first forward after every optimizer of the previous training step has run, or when an
+    optimizer is about to run for the second time; so several optimizers may take turns. If an optimizer that has never
+    run before is the first to run in a training step, it is counted into the previous one. A training step also ends
+    when a gradient scaler skips its update.
 
     Args:
         number: the number of this rank.
@@ -42,7 +44,7 @@ class Rank(Observer):
 
     Attributes:
         checks: the checks, in the order in which they get events.
-        work: looks at the thread that trains.
+        work: tells from another thread whether the training thread is making progress.
     """
 
     def __init__(self, number: int, world: int, channel: Channel, first_step: int | None = None) -> None:

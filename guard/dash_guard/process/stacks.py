@@ -39,7 +39,13 @@ def frames_of(thread: int) -> list[FrameType]:
 
 
 def outside_of_modules(frames: list[FrameType]) -> list[FrameType]:
-    """The frames, the outermost first, up to the first forward of a module, or all of them if it is the first one."""
+    """The frames outside of all modules: those before the first forward of a module.
+
+    The result has all frames if there is no such forward, or if the outermost frame is one.
+
+    Args:
+        frames: the frames of a thread, the outermost first; the result has the same order.
+    """
     first = next((number for number, frame in enumerate(frames) if _is_forward(frame)), len(frames))
     return frames[:first] or frames
 

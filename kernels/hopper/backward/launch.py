@@ -46,12 +46,14 @@ _ALIGNMENT = 128  # bytes between the parts of the workspace
 def prepare(
     tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, plan: Plan, site: str = ""
 ) -> Run:
-    """Returns a function (grad_out, query, key, value, out, logsumexp, extras) -> [dq, dk, dv, and delta if
-    `spec.delta`].
+    """Returns a `Run`: a function of one sequence (grad_out, query, key, value, out, logsumexp, extras, ...) -> [dq,
+    dk, dv, and delta if `spec.delta`].
 
-    It runs calls with tensors of these dtypes, shapes, strides and device, under the value that `config.profile` has
-    now, bitwise reproducibly.  Delta, the row sums of out * grad_out minus grad_logsumexp, is fp32 [batch, q heads,
-    q_len], contiguous, and zero in rows that see no key.  It may be a view of the workspace, which it then keeps alive.
+    The function serves every call whose tensors have these dtypes, shapes, strides and device.  Its results are bitwise
+    reproducible.  It records profiles if `config.profile` is set when `prepare` is called.
+
+    Delta, the row sums of out * grad_out minus grad_logsumexp, is fp32 [batch, q heads, q_len], contiguous, and zero in
+    rows that see no key.  It may be a view of the workspace, which it then keeps alive.
 
     Args:
         tensors: grad_out, query, key, value, out and logsumexp.  All but the last are fp16 or bf16 [batch, heads,

@@ -82,10 +82,10 @@ class Saved(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What delta is computed from in addition to dO, an `Operand` each.
+    """The operands, besides dO, from which delta is computed; each is an `Operand`.
 
     out: the forward's output, [batch, q heads, q_len, VALUE_DIM]; grad_lse: the gradient of the log-sum-exp, fp32
-    [batch, q heads, q_len or tokens], which is read if there is one.
+    [batch, q heads, q_len or tokens], read only if the call has one.
     """
 
     out: object

@@ -11,8 +11,8 @@ Note [Rows that take no part]
     its ring.  The producer then writes zeros, makes them visible to matmuls, and completes the barrier of the tile
     itself.  Consumers wait where they always wait.
 
-    A key that some query sees, and a query that sees some key, keep what they hold, and so must be finite if the
-    results of others that do not see them are to be.
+    Keys that some query sees and queries that see some key keep their values.  If one of these is not finite, results
+    of queries and keys that do not see it may become NaN as well.
 """
 
 from triton.experimental import gluon
