@@ -24,11 +24,8 @@ def evaluates(until: Until, folder: Path, work: Work) -> None:
 
 
 def runs_through_lines(until: Until, folder: Path, work: Work) -> None:
-    for pause in [time.sleep] * 1000:
-        pause(LOOK / 3)
-        if until():
-            break
-        pause(LOOK / 2)
+    lines = "\n".join(["until() or pause()"] * 100)
+    exec(compile(lines, __file__, "exec"), {"until": until, "pause": lambda: time.sleep(LOOK / 2)})
 
 
 def computes(until: Until, folder: Path, work: Work) -> None:

@@ -427,6 +427,7 @@ class CrossRankRecompute(Check):
         across = first_difference(rows, peers)
         if across is not None and across < len(logs[0].operators):
             body["operator"] = logs[0].operators[across].written()
+            body["drawn"] = logs[0].operators[across].is_random
         own = first_difference(dict(enumerate([each.number() for each in log.operators] for log in logs)), [[0, 1]])
         if own is not None and own < min(len(log.operators) for log in logs):
             body["unrepeated"] = [log.operators[own].written() for log in logs]

@@ -231,6 +231,8 @@ def evaluate(step: int, reported: Mapping[int, Mapping[str, Any]], job: Job) -> 
     could_vote = any(sum(map(len, of)) > 2 for of in differing)
     if preflight and not unsteady and could_vote and (not accused or asked == "different"):
         reason = f"ranks compute the same micro-batch of step {step} differently, though each repeats its bits"
+        if any(body.get("drawn") for body in reported.values()):
+            return _drawn(common["operator"], reason, {**common, "groups": ()})
         return _program(reason, common["operator"], common)
     if not accused and not contradicts:
         suspects = tuple(sorted(rank for of in differing for group in of for rank in group))
@@ -311,13 +313,15 @@ def not_repeated(reason: str, body: Mapping[str, Any], common: dict[str, Any]) -
     operator = " ".join(pair[0][:2])
     common = {**common, "operator": operator, "groups": ()}
     if body.get("random"):
-        sentence = (
-            f"the step cannot be run again: {operator} draws random numbers from a generator of the program's own"
-        )
-    elif pair[0][0] == pair[1][0] and pair[0][2] == pair[1][2]:
+        return _drawn(operator, reason, common)
+    if pair[0][0] == pair[1][0] and pair[0][2] == pair[1][2]:
         return _program(f"{reason}, and the operator gives other results for equal inputs", operator, common)
-    else:
-        sentence = f"the step cannot be run again: {operator} is given other inputs then, which a run has changed"
+    sentence = f"the step cannot be run again: {operator} is given other inputs then, which a run has changed"
+    return Finding("guard", "note", f"{sentence} ({reason})", AGAIN, cause="program", **common)
+
+
+def _drawn(operator: str, reason: str, common: dict[str, Any]) -> Finding:
+    sentence = f"the step cannot be run again: {operator} draws random numbers from a generator of the program's own"
     return Finding("guard", "note", f"{sentence} ({reason})", AGAIN, cause="program", **common)
 
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ..upstream.compilers import COMPILERS
+
 _REFUSED = {
     "os.mkdir": "makes a folder", "os.remove": "removes a file", "os.rename": "renames a file",
     "os.rmdir": "removes a folder", "os.system": "starts a process", "subprocess.Popen": "starts a process",
     "socket.connect": "opens a connection",
 }  # fmt: skip
-_COMPILERS = ("torch._inductor", "torch._dynamo", "torch._functorch", "triton")
-"""Packages that write caches and start compilers while they compile; these do not belong to the program."""
 
 
 class SideEffect(RuntimeError):
@@ -69,7 +69,7 @@ def _compiles(frame: FrameType | None) -> bool:
     """Whether a frame belongs to a compiler, or one that called it since the guard ran the call again."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith((*_COMPILERS, "dash_guard.")):
+        if name.startswith((*COMPILERS, "dash_guard.")):
             return not name.startswith("dash_guard.")
         frame = frame.f_back
     return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import json
 import os
 import sys
@@ -292,13 +293,12 @@ class Unrepeatable(nn.Module):
         if self.why == "random":
             return x + torch.rand(x.shape, generator=GENERATOR)
         if self.why == "changed":
-            COUNTS.append(len(COUNTS))
-            return x * (1 + len(COUNTS) / 100)
+            return x * (1 + next(COUNTS) / 100)
         return torch.ops.dash_guard_test.noise(x)
 
 
 GENERATOR = torch.Generator()
-COUNTS: list[int] = []
+COUNTS = itertools.count(1)  # which is not put back
 
 
 @torch.library.custom_op("dash_guard_test::noise", mutates_args=())
