@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from ..graph.nodes import Argument, bind, op_name, origin, untouched
 from ..model.plan import Fallback
 from ..model.reasons import Reason
-from .attention import Axes, Found, Inputs, Output, Refusal, View, is_alone, tensors_of
+from .attention import Axes, Inputs, Output, Refusal, View, is_alone, tensors_of
 from .logsumexp import LogSumExp
 
 
@@ -177,10 +177,3 @@ def _forwards_of(pair: Pair, backward: Node) -> Iterator[Node | None]:
     except (TypeError, KeyError, ValueError):
         results = [node for node in map(untouched, backward.all_input_nodes) if node.target is operator.getitem]
         yield from (source for node in results for source in node.all_input_nodes)
-
-
-def refusals(graph: Graph, operators: Iterable[Refused]) -> Iterator[Found]:
-    """Yield a refusal for each attention in a graph that calls one of these operators, which are never replaced."""
-    for found, node in calls(graph, operators):
-        assert isinstance(found, Refused)
-        yield found.refusal(node)
