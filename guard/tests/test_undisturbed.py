@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dash_guard.recompute.kept import Kept
+
 from .support import undisturbed
 from .support.undisturbed import KINDS
 
@@ -36,6 +38,13 @@ TRACES = (
     "recomputes of ddp views static",
     "recomputes with unused parameters",
 )
+
+
+def test_a_tensor_that_is_too_large_to_copy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = undisturbed.modules.Writes("global tensor")
+    assert Kept(model).why_not_again() == ""
+    monkeypatch.setattr("dash_guard.recompute.kept._BYTES", 3)
+    assert "the tensor COUNTER, which is too large" in Kept(model).why_not_again()
 
 
 def marked(names: Any, quick: Any) -> list[Any]:

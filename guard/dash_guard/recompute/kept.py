@@ -38,7 +38,7 @@ class Kept:
     def __init__(self, root: nn.Module) -> None:
         self._back: list[Callable[[], object]] = []
         self._seen: set[Any] = set()
-        self._file = ""
+        self._cannot = ""
         self.tensors: list[Tensor] = []
         for module in root.modules():
             for name, tensor in module.named_buffers(recurse=False):
@@ -49,8 +49,8 @@ class Kept:
                     self._keep_variable(variable)
 
     def why_not_again(self) -> str:
-        """Why the model cannot run again: a file that it may write is open; "" if none is."""
-        return f"its forward may write the file {self._file}, which is open" if self._file else ""
+        """Why the model cannot run again: it may write what cannot be put back; "" if nothing of the kind was found."""
+        return self._cannot
 
     def put(self) -> None:
         """Assign the kept buffers and attributes to the modules again, and copy their kept values back.
@@ -94,7 +94,11 @@ class Kept:
                 variable.set(value)
 
         self._back.append(back)
-        if not (isinstance(value, Tensor) and value.nbytes > _BYTES):
+        if isinstance(value, Tensor) and value.nbytes > _BYTES:
+            self._cannot = (
+                self._cannot or f"its forward may write the tensor {variable.name}, which is too large to copy"
+            )
+        else:
             self._keep(value, _DEPTH)
 
     def _keep_attributes(self, thing: nn.Module | object, depth: int = _DEPTH) -> None:
@@ -121,7 +125,8 @@ class Kept:
             self._back.append(lambda: value.set_state(state))
         elif isinstance(value, io.IOBase):
             if not value.closed and value.writable():
-                self._file = self._file or str(getattr(value, "name", type(value).__name__))
+                file = getattr(value, "name", type(value).__name__)
+                self._cannot = self._cannot or f"its forward may write the file {file}, which is open"
         elif _is_object(value) and depth and id(value) not in self._seen:
             self._seen.add(id(value))
             self._keep_attributes(value, depth - 1)
