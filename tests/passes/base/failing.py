@@ -205,7 +205,7 @@ def functions() -> Iterator[tuple[str, types.FunctionType]]:
     seen: set[int] = set()
     for package in PACKAGES:
         root = importlib.import_module(f"dash_inductor.{package}")
-        infos = pkgutil.tile_schedule_packages(root.__path__, f"{root.__name__}.")
+        infos = pkgutil.walk_packages(root.__path__, f"{root.__name__}.")
         for name in (root.__name__, *(info.name for info in infos)):
             if name.removeprefix("dash_inductor.") in NOT_LOOKED_AT:
                 continue
