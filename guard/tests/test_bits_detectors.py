@@ -79,6 +79,42 @@ def test_the_minority_is_named_with_the_first_tensor() -> None:
     assert found.ranks == (0, 1, 2, 3)
 
 
+def test_frozen_parameters_that_differ_are_named_once_and_explain_no_later_fault() -> None:
+    """A note where the program writes them; what else differs on the same ranks is a fault of its own."""
+    group = Detectors(2)
+
+    def send(step: int, bad: str, writes: int) -> None:
+        for rank in range(2):
+            message = roots(rank, step, "bad" if rank else "", bad, "0-1")
+            message.body["frozen_writes"] = writes
+            group.send(message)
+        for rank in range(2):
+            group.send(leaves(rank, step, {"w": str(rank)}, bad, "0-1"))
+
+    send(2, "frozen parameter", 1)
+    group.turn()
+    send(2, "frozen parameter", 1)
+    (found,) = group.turn(60.0)
+    assert (found.severity, found.stage, found.tensor, found.cause) == ("note", "frozen parameter", "w", "program")
+    assert "the program writes frozen parameters" in found.sentence
+    send(3, "frozen parameter", 2)
+    assert group.turn(60.0) == []
+    send(4, "gradient", 2)
+    group.turn(60.0)
+    send(4, "gradient", 2)
+    (found,) = group.turn(60.0)
+    assert (found.severity, found.stage, found.ranks) == ("suspect", "gradient", (0, 1))
+
+
+def test_frozen_parameters_that_nobody_writes_are_suspect() -> None:
+    group = Detectors(3)
+    group.send(*(roots(rank, 2, "bad" if rank == 2 else "", "frozen parameter", "0-2") for rank in range(3)))
+    group.turn()
+    group.send(*(leaves(rank, 2, {"w": str(rank == 2)}, "frozen parameter", "0-2") for rank in range(3)))
+    (found,) = group.turn()
+    assert (found.severity, found.ranks, found.tensor) == ("suspect", (2,), "w")
+
+
 def test_the_largest_group_is_no_majority() -> None:
     group = Detectors(4)
     group.send(*(roots(rank, 7, ["", "", "bad", "worse"][rank]) for rank in range(4)))

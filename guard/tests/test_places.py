@@ -47,12 +47,22 @@ print(said[0])
     ],
 )
 def test_a_wrapper_that_lies_elsewhere_is_no_place(line: str, place: str, tmp_path: Path) -> None:
+    assert said(tmp_path, line, "tools") == place
+
+
+def test_a_wrapper_in_the_folder_of_the_program_is_no_place(tmp_path: Path) -> None:
+    line = "tool.wrapped(time.sleep)(0.6)"
+    assert said(tmp_path, line, "work") == "wrapped.<locals>.call, called by load (train.py:12)"
+
+
+def said(tmp_path: Path, line: str, where: str) -> str:
+    """The place of a program that waits in this line, with the wrapper in a folder."""
     for folder in ("tools", "work"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "tools" / "profiler_of_mine.py").write_text(WRAPPER)
+    (tmp_path / where / "profiler_of_mine.py").write_text(WRAPPER)
     script = tmp_path / "work" / "train.py"
-    script.write_text(PROGRAM.format(tools=str(tmp_path / "tools"), line=line))
+    script.write_text(PROGRAM.format(tools=str(tmp_path / where), line=line))
     result = subprocess.run(
         [sys.executable, str(script)], cwd=script.parent, capture_output=True, text=True, check=True
     )
-    assert result.stdout.strip() == place
+    return result.stdout.strip()

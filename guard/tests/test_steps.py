@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from dash_guard.checks.check import Check
+from dash_guard.checks.classes import Classes
+from dash_guard.checks.state import State
 from dash_guard.process.rank import Rank
 from dash_guard.transport.channel import Local
 
@@ -64,3 +66,29 @@ def test_an_optimizer_that_takes_the_place_of_another_one_goes_on() -> None:
         second = counting.steps[id(optimizer)]
     rank.close()
     assert second == [4, 5, 6, 7]
+
+
+def test_an_optimizer_of_a_model_that_no_other_rank_has_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank tunes a copy between its steps; without declared replicas, nobody knows whose optimizer it is."""
+    shared, norm, copied = nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)
+    model = nn.Sequential(shared, norm)
+    for declared in (True, False):
+        rank = Rank(0, 2, Local().end(0))
+        rank.checks = [counting := Counting(rank)]
+        holders = {id(each): (0, 1) for each in shared.parameters()} if declared else {}
+        monkeypatch.setattr(Classes, "holders", lambda self, parameter, of=holders: of.get(id(parameter), ()))
+        rank.start()
+        by = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (shared, norm, copied)]
+        for step in range(1, 5):
+            State.of(rank).module_begins(model)
+            model(torch.ones(2)).sum().backward()
+            by[0].step()
+            by[1].step()
+            if step % 2 == 0:
+                State.of(rank).module_begins(copied)
+                copied(torch.ones(2)).sum().backward()
+                by[2].step()
+        rank.close()
+        assert counting.steps[id(by[0])] == counting.steps[id(by[1])]
+        assert (id(by[2]) in counting.steps) != declared
+        assert (counting.steps[id(by[0])] == [1, 2, 3, 4]) or not declared

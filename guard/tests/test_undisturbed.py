@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dash_guard.recompute.kept import Kept
+from dash_guard.recompute.saved_state import SavedState
 
 from .support import undisturbed
 from .support.undisturbed import KINDS
@@ -42,9 +42,9 @@ TRACES = (
 
 def test_a_tensor_that_is_too_large_to_copy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = undisturbed.modules.Writes("global tensor")
-    assert Kept(model).why_not_again() == ""
-    monkeypatch.setattr("dash_guard.recompute.kept._BYTES", 3)
-    assert "the tensor COUNTER, which is too large" in Kept(model).why_not_again()
+    assert SavedState(model).why_not_again() == ""
+    monkeypatch.setattr("dash_guard.recompute.saved_state._BYTES", 3)
+    assert "the tensor COUNTER, which is too large" in SavedState(model).why_not_again()
 
 
 def marked(names: Any, quick: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dash_inductor.errors import described
 from dash_inductor.observers import active, phases
@@ -34,7 +34,7 @@ from ..fingerprints.sizes import LANES
 from ..recompute.backwards import Backwards
 from .check import Check, Host
 from .digests import Arriving, Queue
-from .state import KNOWN, Entry, Hashed, State, known_lanes, local
+from .state import KNOWN, Entry, Hashed, State, known_lanes, local, picked, rows_of
 
 TESTED = 100
 """The number of steps between two tests of the hash itself."""
@@ -90,8 +90,8 @@ class AtRest(Check):
         now = self._compare(step, "begin", [*at_rest, *self._buffers, *self._frozen])
         for number, parts in self._after.items():
             entries = {id(entry) for part in parameters[number] for entry in part.entries}
-            self._after[number] = _of(parts, phases.OPTIMIZER_STATE) + _picked(now, entries)
-        self._frozen = _picked(now, {id(entry) for part in self._frozen for entry in part.entries})
+            self._after[number] = _of(parts, phases.OPTIMIZER_STATE) + picked(now, entries)
+        self._frozen = picked(now, {id(entry) for part in self._frozen for entry in part.entries})
         self._buffers = []
         self._queue.poll()
 
@@ -306,7 +306,7 @@ class _Pairs:
             before.append(row)
             after.append(there)
         for hashed, before, after in rows.values():
-            both = torch.cat((_rows(part.lanes, before), _rows(hashed.lanes, after)), 1)
+            both = torch.cat((rows_of(part.lanes, before), rows_of(hashed.lanes, after)), 1)
             self.arriving.append(Arriving(both))
             self.entries.append([part.entries[row] for row in before])
         return written
@@ -323,26 +323,6 @@ def _reported(entries: Sequence[Entry]) -> list[list[str]]:
     return [[entry.stage, entry.name[:_LENGTH]] for entry in entries[:NAMED]]
 
 
-def _rows(lanes: Tensor, rows: list[int]) -> Tensor:
-    """Some rows of lanes, without a transfer if they are one range."""
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return lanes[rows[0] : rows[0] + len(rows)]
-    numbers = torch.tensor(rows)
-    return lanes[numbers.pin_memory().to(lanes.device, non_blocking=True) if lanes.is_cuda else numbers]
-
-
 def _of(parts: Sequence[Hashed], stage: str) -> list[Hashed]:
     """The parts with the entries of a stage alone."""
-    return _picked(parts, {id(entry) for part in parts for entry in part.entries if entry.stage == stage})
-
-
-def _picked(parts: Sequence[Hashed], entries: set[int]) -> list[Hashed]:
-    """The parts with the entries alone that have these ids."""
-    found = []
-    for part in parts:
-        rows = [row for row, entry in enumerate(part.entries) if id(entry) in entries]
-        if rows:
-            picked = Hashed([part.entries[row] for row in rows], [part.descriptions[row] for row in rows])
-            picked.marks, picked.lanes = [part.marks[row] for row in rows], _rows(part.lanes, rows)
-            found.append(picked)
-    return found
+    return picked(parts, {id(entry) for part in parts for entry in part.entries if entry.stage == stage})

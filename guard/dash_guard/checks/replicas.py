@@ -1,8 +1,8 @@
 """Compares, by digests, what several ranks must hold bit for bit.
 
-These are reduced gradients, parameters, optimizer state, broadcast buffers and optimizer settings. Ranks share the
-settings even where they shard everything else. Copies of parameters that the program keeps itself, such as averaged
-weights, are found in some of the first steps (`kept_state`).
+These are reduced gradients, parameters (frozen or not), optimizer state, broadcast buffers and optimizer settings.
+Ranks share the settings even where they shard everything else. Copies of parameters that the program keeps itself, such
+as averaged weights, are found in some of the first steps (`kept_state`).
 
 Each step sends one root digest per stage (kind of tensor) and class of ranks (the ranks that must be equal), for the
 last four steps at most, in less than 1 KB. The monitor asks for the digests below a root if roots differ. The monitor
@@ -23,11 +23,12 @@ from dash_inductor.errors import described
 from dash_inductor.observers.names import inner
 
 from ..shared.class_names import LEARNED, LENGTH, members, spelled
-from ..shared.roots import SETTING, STAGES, VALUE
+from ..shared.roots import FROZEN, SETTING, STAGES, VALUE
 from ..transport.messages import Message
 from .check import Check, Host
 from .classes import broadcast_buffers
 from .digests import Arriving, Labels, Leaves, Queue, Ring, short
+from .frozen import Frozen
 from .hyperparameters import Hyperparameters
 from .kept_state import SEARCHES, KeptState
 from .state import Entry, Hashed, State
@@ -78,6 +79,7 @@ class Replicas(Check):
         self._pages: dict[tuple[str, int], list[str]] = {}  # names that the monitor has
         self._learning = LEARNING
         self._copies, self._looks_for_copies = KeptState(), True
+        self._frozen = Frozen(self._state, self.name)
 
     def step_began(self, step: int) -> None:
         """Discard what a skipped step has left, and send the root digests whose copies from the device have arrived."""
@@ -113,6 +115,7 @@ class Replicas(Check):
         """Queue the root digests of the step; they are sent once the hashes have been copied to the host."""
         if self._parts:
             self._keep_copies(step)
+            self._parts += self._frozen.hashes()  # not in `kept`: a program may write them otherwise on each rank
         parts, self._parts = self._parts, []
         if parts:
             arriving = [Arriving(part.lanes) for part in parts]
@@ -197,7 +200,8 @@ class Replicas(Check):
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
         kept = self._ring.of(step)
         for (of, stage), table in found.items():
-            if (of, stage) in again:  # optimizers divide parameters among ranks, each in its own order
+            # Optimizers divide parameters among ranks, each in its own order; frozen ones are in the order of writes.
+            if (of, stage) in again or stage == FROZEN:
                 table = dict(sorted(table.items()))
             described_, lanes_ = zip(*table.values(), strict=True)
             leaves = Leaves(self._label((of, stage), Labels(tuple(table), described_)), b"".join(lanes_))
@@ -232,7 +236,8 @@ class Replicas(Check):
                 roots = [self._ring.get(number, ("root", of, stage)) or "" for stage in STAGES]
                 if any(roots):
                     body.setdefault(of, {})[str(number)] = roots
-        self.send(step, roots=body)
+        more = {"frozen_writes": self._frozen.written} if self._frozen.written else {}
+        self.send(step, roots=body, **more)
 
     def _teach(self, step: int, stage: str, leaves: Leaves) -> None:
         """Send short digests of tensors without a class, and each name once."""

@@ -21,10 +21,10 @@ from dash_inductor.observers.names import Names
 from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, is_compiled, not_compiled
 
 from ..recompute.execution import Digest, Execution
-from ..recompute.kept import Kept
 from ..recompute.micro_batch import MicroBatch, Random, Settings, in_eager_code, results_of
 from ..recompute.operators import OperatorLog
 from ..recompute.parameters import Versions
+from ..recompute.saved_state import SavedState
 from ..transport.messages import Message
 from .check import Check, Host
 
@@ -38,7 +38,7 @@ class _Call:
     root: nn.Module
     execution: Execution
     random: Random
-    kept: Kept
+    saved: SavedState
     versions: Versions
     settings: Settings
     batch: MicroBatch | None = None
@@ -94,7 +94,7 @@ class SameRankRecompute(Check):
             call.overlapped |= not _has_gradients(call.execution)
         devices = {parameter.device.type for parameter in module.parameters()} - {"meta"}
         execution = Execution(self._names, owner=self.rank)
-        call = _Call(module, execution, Random.now(), Kept(module), Versions(module), Settings.now(devices))
+        call = _Call(module, execution, Random.now(), SavedState(module), Versions(module), Settings.now(devices))
         self._calls.append(call)
 
     def module_ended(self, module: nn.Module, result: Any) -> None:
@@ -121,7 +121,7 @@ class SameRankRecompute(Check):
             return
         call.execution.returned(result)
         batch.cannot = call.versions.why_not_again()
-        batch.settings, batch.random, batch.kept = call.settings, call.random, call.kept
+        batch.settings, batch.random, batch.saved = call.settings, call.random, call.saved
         for number, tensor in results_of(result):
             tensor.register_hook(lambda gradient, number=number: _keep(batch, number, gradient))
 

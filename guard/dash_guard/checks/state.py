@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +67,26 @@ class Hashed:
     lanes: Tensor = field(default_factory=lambda: torch.empty(0, LANES, dtype=torch.int64))
 
 
+def picked(parts: Sequence[Hashed], entries: set[int]) -> list[Hashed]:
+    """The parts with the entries alone that have these ids."""
+    found = []
+    for part in parts:
+        rows = [row for row, entry in enumerate(part.entries) if id(entry) in entries]
+        if rows:
+            chosen = Hashed([part.entries[row] for row in rows], [part.descriptions[row] for row in rows])
+            chosen.marks, chosen.lanes = [part.marks[row] for row in rows], rows_of(part.lanes, rows)
+            found.append(chosen)
+    return found
+
+
+def rows_of(lanes: Tensor, rows: list[int]) -> Tensor:
+    """Some rows of lanes, without a transfer if they are one range."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return lanes[rows[0] : rows[0] + len(rows)]
+    numbers = torch.tensor(rows)
+    return lanes[numbers.pin_memory().to(lanes.device, non_blocking=True) if lanes.is_cuda else numbers]
+
+
 def mark(plain: Tensor, whole: Tensor) -> tuple[int, int]:
     """A pair of numbers that changes if PyTorch writes or moves a tensor.
 
@@ -101,6 +121,7 @@ class State:
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._entries: dict[int, list[Entry]] = {}  # by optimizer
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._holders: dict[int, tuple[list[Entry], list[tuple[int, ...]]]] = {}  # by optimizer, with its entries
         self._after: tuple[int, int, list[Hashed]] | None = None
 
@@ -154,17 +175,20 @@ class State:
     def optimizer_entries(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """An `Entry` for each parameter and state tensor of an optimizer; the same objects as before if none is new."""
         self.classes.resolve()
+        self._optimizers.add(optimizer)
         tensors = [
             tensor
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            for parameter in _updated(optimizer)
             for tensor in (parameter, *state_of(optimizer, parameter).values())
         ]
         known = self._entries.get(id(optimizer), [])
         if len(known) == len(tensors) and all(e.tensor() is t for e, t in zip(known, tensors, strict=True)):
             return known
         found: list[Entry] = []
+        updated = {id(parameter) for parameter in _updated(optimizer)}
         for name, parameter in self.names.of_parameters(optimizer):
+            if id(parameter) not in updated:
+                continue
             found.append(Entry(phases.PARAMETER, name, weakref.ref(parameter), self.classes.of(parameter)))
             for key, value in state_of(optimizer, parameter).items():
                 is_counter = key == "step" and value.dim() == 0 and not isinstance(value, DTensor)
@@ -185,6 +209,15 @@ class State:
             known = self._holders[id(optimizer)] = entries, ranks
         return known[1]
 
+    def is_shared(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer updates a model of which several ranks are declared to hold parameters."""
+        self.classes.resolve()
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        models = [[*unwrapped(root).parameters()] for root in self._roots]
+        numbers = {id(parameter) for parameter in updated}
+        models = [model for model in models if any(id(parameter) in numbers for parameter in model)]
+        return any(len(self.classes.holders(parameter)) > 1 for model in (updated, *models) for parameter in model)
+
     def gradients(self, optimizer: torch.optim.Optimizer) -> list[Entry]:
         """An `Entry` for the gradient of each of an optimizer's parameters that has one."""
         self.classes.resolve()
@@ -203,11 +236,17 @@ class State:
             for name, buffer in module.named_buffers(recurse=False)
         ]
 
-    def frozen(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Entry]:
-        """An `Entry` for each parameter of the models that have run, unless one of the given optimizers updates it."""
-        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    def frozen(self, optimizers: Collection[torch.optim.Optimizer] | None = None) -> list[Entry]:
+        """An `Entry` for each parameter of the models that have run, unless one of the given optimizers updates it.
+
+        By default, these are all optimizers that have stepped.
+        """
+        optimizers = self._optimizers if optimizers is None else optimizers
+        trained = {id(parameter) for optimizer in optimizers for parameter in _updated(optimizer)}
         return [
-            Entry(phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), ())
+            Entry(
+                phases.PARAMETER, self.names.of_parameter(parameter), weakref.ref(parameter), self.classes.of(parameter)
+            )
             for root in self._roots
             for parameter in unwrapped(root).parameters()
             if id(parameter) not in trained and self.names.knows(parameter)
@@ -294,6 +333,12 @@ class State:
                 self.rank.coverage.unseen(check, f"{entry.stage} {entry.name[:100]} is {reason}")
             elif plain.numel():
                 yield entry, tensor, plain
+
+
+def _updated(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """The parameters that an optimizer updates; it has frozen ones too, if the program gives it all of a model."""
+    for group in optimizer.param_groups:
+        yield from (each for each in group["params"] if each.requires_grad or each.grad is not None)
 
 
 @functools.lru_cache(maxsize=4096)

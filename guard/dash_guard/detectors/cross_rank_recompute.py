@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..report.findings import Cause, Finding, Severity
+from ..shared.roots import FROZEN
 from ..shared.votes import classes, groups, minority
 from ..transport.messages import Message
 from .detector import Detector, Job
@@ -76,7 +77,8 @@ class CrossRankRecomputeDetector(Detector):
 
     def observe(self, finding: Finding, now: float) -> None:
         """Note the ranks that a finding accuses of a differing state: their recomputes differ because of it."""
-        if finding.kind in ("bits", "at_rest") and finding.severity != "note":
+        differs = finding.severity != "note" or finding.stage == FROZEN
+        if finding.kind in ("bits", "at_rest") and differs:
             self._apart.update(finding.ranks)
 
     def detect(self, now: float) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..report.findings import Finding
 from ..shared.class_names import LEARNED, members
-from ..shared.roots import SETTING, STAGES, WHICH
+from ..shared.roots import FROZEN, SETTING, STAGES, WHICH
 from ..transport.messages import Message
 from .detector import Detector, Job
 from .promises import Promises
@@ -35,6 +35,10 @@ _AT_ONCE = 8192  # roots of ranks that one call of `detect` compares; the next c
 _WAITING = 64  # steps of classes that may wait for it
 _LATER = 8  # later steps of a class that were compared before an incomplete one is given up
 _REMEMBERED = 256  # steps
+_WRITES = (
+    "DDP keeps frozen parameters equal only at its start. If the program writes them, it must write the same on all "
+    "ranks, for example after an all-reduce."
+)
 _ADVICE = "Look at what sets it there: all ranks must update in the same steps, and schedule by what all of them have."
 _ASKED = 2  # ranks of each group
 _GROUPS = 3
@@ -84,6 +88,8 @@ class Replicas(Detector):
         self._compared: dict[str, dict[int, None]] = {}  # steps of each class
         self._apart: dict[str, set[int]] = {}  # ranks of a class that are known to differ
         self._settings_apart: dict[str, set[int]] = {}  # the same for optimizer settings, which no state explains
+        self._frozen_apart: dict[str, set[int]] = {}  # the same for frozen parameters, which explain no other state
+        self._writes_frozen = False  # whether the program writes frozen parameters
         self._cases: list[_Case] = []
         self._promises = Promises()
         self._finished = False
@@ -92,6 +98,7 @@ class Replicas(Detector):
         """Store a rank's root digests, or its answer to a request for the digests below a module."""
         body = message.body
         if isinstance(body.get("roots"), dict):
+            self._writes_frozen |= bool(body.get("frozen_writes"))
             for of, steps in body["roots"].items():
                 self._take_roots(message.rank, of, steps, now)
         elif "path" in body:
@@ -166,6 +173,9 @@ class Replicas(Detector):
             ordered = self._groups(here)
             if stage == SETTING:
                 self._compare_settings(_Case(of, step, stage, ordered, now), here, everyone)
+            elif stage == FROZEN:
+                case = _Case(of, step, stage, ordered, now)
+                self._compare_apart(self._frozen_apart, case, len(ordered) > 1, everyone)
             elif len(ordered) > 1:
                 known = set().union(*self._apart.values(), *self._settings_apart.values())
                 effect = _known_odd(ordered, known)
@@ -183,13 +193,18 @@ class Replicas(Detector):
             self.job.coverage.unseen("bits", "optimizer settings that each rank sets by itself")
             case.agreed = False
             self._open(case)
-        elif promise == "broken":
-            odd, known = set(_odd(case.groups)), set().union(*self._settings_apart.values())
-            self._settings_apart[case.of] = odd
+        else:
+            self._compare_apart(self._settings_apart, case, promise == "broken", everyone)
+
+    def _compare_apart(self, apart: dict[str, set[int]], case: _Case, differ: bool, everyone: bool) -> None:
+        """Keep in `apart` which ranks differ; `case` is opened if they did not differ before."""
+        if differ:
+            odd, known = set(_odd(case.groups)), set().union(*apart.values())
+            apart[case.of] = odd
             if not odd <= known:
                 self._open(case)
         elif everyone:
-            self._settings_apart.pop(case.of, None)
+            apart.pop(case.of, None)
 
     def _groups(self, roots: Mapping[int, str]) -> list[tuple[int, ...]]:
         """Groups of ranks with equal roots, among ranks with the same tensors; the largest group first."""
@@ -227,7 +242,7 @@ class Replicas(Detector):
             self._cases.pop(0)
             if case.agreed and found and set(ranks) <= named_:
                 continue  # another class shows the same ranks
-            named_ |= set(ranks) if case.agreed else set()
+            named_ |= set(ranks) if case.agreed and case.stage != FROZEN else set()
             found.append(finding := self._finding(case, ranks, how))
             self.observe(finding, now)  # it may decide the next case
         return found
@@ -296,6 +311,9 @@ class Replicas(Detector):
             return Finding("bits", "note", f"{sentence}, from the beginning", ranks=ranks, cause="program", **common)
         if case.stage == SETTING:
             return Finding("bits", "suspect", sentence, _ADVICE, ranks, cause="program", **common)
+        if case.stage == FROZEN and self._writes_frozen:
+            sentence += "; the program writes frozen parameters"
+            return Finding("bits", "note", sentence, _WRITES, ranks, cause="program", **common)
         return Finding("bits", "suspect", sentence, ranks=ranks, **common)
 
 

@@ -22,8 +22,8 @@ from dash_inductor.upstream.pytree import tree_leaves
 from dash_inductor.upstream.tensors import is_functorch_wrapped
 
 from ..fingerprints.fingerprint import local, why_unseen
-from ..recompute.kept import Kept
 from ..recompute.micro_batch import MicroBatch, Random
+from ..recompute.saved_state import SavedState
 
 _SHARED = (
     int, float, complex, bool, str, bytes, type(None), enum.Enum, type, torch.dtype, torch.device, torch.layout,
@@ -71,7 +71,7 @@ class Before:
         try:
             batch = MicroBatch.of(root, args, kwargs)
             batch.leaves[:] = _copied(batch.leaves)
-            batch.random, batch.kept = random, Kept(root)
+            batch.random, batch.saved = random, SavedState(root)
             if why := batch.why_not_again():
                 raise CannotRepeat(why)
             parameters = Parameters(root, copies)

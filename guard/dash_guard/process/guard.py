@@ -43,6 +43,8 @@ from .settings import OnConfirmed
 
 log = logging.getLogger("dash_guard")
 
+_LAST = 10.0  # seconds in which a process that ends waits for the thread that looks for process groups
+
 
 def guard(
     folder: str | os.PathLike[str],
@@ -183,13 +185,12 @@ class Guard:
                 break
         raise DashError("no cross-rank recompute can run: its check is off, and the coverage has the reason")
 
-    def start(self, instead: Observer | None = None) -> None:
-        """Begin to watch this process; does nothing if it is being watched.
+    def start(self) -> None:
+        """Begin to watch this process; does nothing if it is being watched."""
+        self._begin(None)
 
-        Args:
-            instead: the observer whose place in the list of observers this guard takes, see `rank.Rank.start`; None if
-                there is none.
-        """
+    def _begin(self, instead: Observer | None) -> None:
+        """Begin to watch this process in the place of another observer, see `rank.Rank.start`."""
         with self._lock:
             if self._rank is not None:
                 return
@@ -271,7 +272,8 @@ class FromEnvironment(Guard):
     def __init__(self, folder: Path, numbers: dict[str, int], on_confirmed: OnConfirmed = "warn") -> None:
         super().__init__(folder, numbers, on_confirmed)
         self._waiting: _Waiting | None = _Waiting(self)
-        self._beginning = threading.Lock()
+        self._beginning, self._ended = threading.Lock(), threading.Event()
+        self._looking = threading.Thread(target=self._look, name="dash-guard", daemon=True)
 
     def is_explicit(self) -> bool:
         """False: the environment has started this guard, not the program."""
@@ -284,20 +286,17 @@ class FromEnvironment(Guard):
         assert self._waiting is not None
         active.observers.append(self._waiting)
         hooks.install()
-        threading.Thread(target=self._look, args=(threading.Event(),), name="dash-guard", daemon=True).start()
+        self._looking.start()
 
-    def start(self, instead: Observer | None = None) -> None:
+    def start(self) -> None:
         """Start the guard in place of the observer that waits for the first event; later calls do nothing.
 
         That observer calls this at the first event; a thread calls it once a process group exists.
-
-        Args:
-            instead: ignored; `Guard.start` has this parameter.
         """
         with self._beginning:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
-                super().start(waiting)
+                self._begin(waiting)
 
     @property
     def rank(self) -> Rank | None:
@@ -305,14 +304,21 @@ class FromEnvironment(Guard):
         return self._rank
 
     def close(self) -> None:
-        """Stop watching, also if the guard has not started yet."""
+        """Stop watching, also if the guard has not started yet.
+
+        A thread that starts the guard when the interpreter ends would abort the process.
+        """
         waiting, self._waiting = self._waiting, None
         if waiting in active.observers:
             active.observers.remove(waiting)
+        self._ended.set()
+        here = os.getpid() == self._process and self._looking is not threading.current_thread()
+        if here and self._looking.is_alive():
+            self._looking.join(timeout=_LAST)
         super().close()
 
-    def _look(self, tick: threading.Event) -> None:
-        while self._waiting is not None and not tick.wait(0.25):
+    def _look(self) -> None:
+        while self._waiting is not None and not self._ended.wait(0.25):
             if collectives.is_up():
                 self.start()
 

@@ -15,6 +15,7 @@ from dash_inductor.observers import active, hooks
 from dash_inductor.observers.observer import Observer
 
 from ..checks.check import Check
+from ..checks.state import State
 from ..errors import FaultConfirmedError
 from ..observation.step_numbers import StepNumbers
 from ..report.coverage import Coverage
@@ -23,6 +24,7 @@ from ..transport.messages import Message
 from ..upstream.parallel import has_uneven_inputs
 from .group import NOT_ALL, Group
 from .lonely import Lonely
+from .own_optimizers import OwnOptimizers
 from .work import Work
 
 log = logging.getLogger("dash_guard")
@@ -34,7 +36,7 @@ class Rank(Observer):
     A training step ends with the first forward after every optimizer of the previous training step has run, or when an
     optimizer is about to run for the second time; so several optimizers may take turns. If an optimizer that has never
     run before is the first to run in a training step, it is counted into the previous one. A training step also ends
-    when a gradient scaler skips its update.
+    when a gradient scaler skips its update. Optimizers of models that this rank trains by itself do not count.
 
     Args:
         number: the number of this rank.
@@ -55,6 +57,7 @@ class Rank(Observer):
         self._stepped: set[int] = set()
         self._before: set[int] = set()  # optimizers that stepped in the step before
         self._known: set[int] = set()  # optimizers that have ever stepped
+        self._own = OwnOptimizers()
         self._begun = self._met = False
         self._makers: dict[str, tuple[int, Callable[[], Check]]] = {}
         self._absent: list[str] = []  # checks that wait until all ranks have met
@@ -126,6 +129,9 @@ class Rank(Observer):
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell the checks that an optimizer is about to step; if checks need it, all ranks are connected first."""
+        if self._own.has(optimizer, State.of(self)):
+            self.coverage.unseen("bits", "steps of optimizers of models that no other rank is declared to train")
+            return
         if id(optimizer) in self._stepped:
             self._finish_step()
         elif id(optimizer) not in self._known and self._known and not self._stepped and self._numbers.number > 1:
@@ -140,6 +146,8 @@ class Rank(Observer):
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell the checks that an optimizer has stepped."""
+        if self._own.has(optimizer, State.of(self)):
+            return
         self._stepped.add(id(optimizer))
         self._lonely.step_done()
         self._show(lambda check: check.after_optimizer(optimizer))

@@ -1,8 +1,8 @@
 """One call of an outermost module that can run again, on the same rank or on all ranks with one rank's inputs.
 
 Running it again changes nothing that the training reads: no gradient is accumulated (`backward.differentiate`),
-buffers, attributes of modules (`kept.Kept`) and RNG states are restored, and `DistributedDataParallel` runs without its
-reducer. FSDP2 gathers parameters as always, so all of its ranks must run the call at the same place.
+buffers, attributes of modules (`saved_state.SavedState`) and RNG states are restored, and `DistributedDataParallel`
+runs without its reducer. FSDP2 gathers parameters as always, so all of its ranks must run the call at the same place.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from dash_inductor.upstream.pytree import tree_flatten, tree_leaves, tree_unflat
 from ..upstream.parallel import not_reduced, why_not_again
 from .backward import differentiate, traceless
 from .execution import Execution
-from .kept import Kept
 from .parameters import Values, Versions, WroteParameters
+from .saved_state import SavedState
 from .side_effects import SideEffect, no_side_effects
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -146,7 +146,7 @@ class MicroBatch:
         structure: the pytree structure of the arguments.
         settings: the settings of the call.
         random: the RNG states before the call, if it runs again on this rank; otherwise None.
-        kept: the buffers and attributes of modules before the call, likewise.
+        saved: the buffers and attributes of modules before the call, likewise.
         gradients: for a call that runs again on this rank, the gradients of the tensors in its result, by their index.
         cannot: why the call itself cannot run again; "" if at most its module (`why_not_again`) prevents that.
         turns: whether the samples were rotated by one place, so that random gradients must be rotated too.
@@ -158,7 +158,7 @@ class MicroBatch:
     structure: Any
     settings: Settings
     random: Random | None = None
-    kept: Kept | None = None
+    saved: SavedState | None = None
     gradients: dict[int, Tensor] = field(default_factory=dict)
     cannot: str = ""
     turns: bool = False
@@ -273,8 +273,8 @@ class MicroBatch:
         args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
         with ExitStack() as stack:
             stack.enter_context(undisturbed([self.root], self.root.parameters(), execution, copies))
-            if self.kept is not None:
-                self.kept.put()
+            if self.saved is not None:
+                self.saved.restore()
             if seed is not None:
                 seed_all(seed)
             elif self.random is not None:
@@ -313,13 +313,13 @@ def undisturbed(
         SideEffect: the block would do what cannot be undone, such as writing a file.
     """
     before = Random.now()
-    kept = [Kept(root) for root in roots]
-    if cannot := next(filter(None, (each.why_not_again() for each in kept)), ""):
+    saved = [SavedState(root) for root in roots]
+    if cannot := next(filter(None, (each.why_not_again() for each in saved)), ""):
         raise SideEffect(cannot)
     versions = [Versions(root) for root in roots]
     gradients = [(parameter, parameter.grad) for parameter in parameters]
     values = Values(parameter for parameter, _ in gradients) if copies else None
-    tensors = [tensor for each in kept for tensor in each.tensors]
+    tensors = [tensor for each in saved for tensor in each.tensors]
     tensors += [parameter for parameter, _ in gradients if not parameter.is_inference()]
     with versions_kept(tuple({id(tensor): tensor for tensor in tensors}.values())):
         try:
@@ -335,8 +335,8 @@ def undisturbed(
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            for each in kept:
-                each.put()
+            for each in saved:
+                each.restore()
             before.restore()
             why = next(filter(None, (each.why_not_again() for each in versions)), "")
             if (values is not None and values.restore()) or why:

@@ -10,7 +10,10 @@ SETTING = "optimizer setting"
 REDUCTIONS = "reductions before its step"
 """The name of the number of reductions, after the name of the optimizer."""
 
-STAGES = (SETTING, phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
+FROZEN = "frozen parameter"
+"""The stage of parameters that no optimizer updates."""
+
+STAGES = (SETTING, FROZEN, phases.BUFFER, phases.GRADIENT, phases.PARAMETER, phases.OPTIMIZER_STATE)
 """All stages in the order in which a step computes them; its settings come first."""
 
 WHICH = 6

@@ -44,6 +44,7 @@ _BYTES = 8 << 20
 _INTERVAL = 0.1  # seconds between two readings of the queues
 _RANKS = 1000  # more ranks than these read less often
 _PATIENCE = 60.0  # seconds for answers of the store
+_LAST = 10.0  # seconds in which a process that ends waits for the thread of its line
 _ORDERS = 256  # requests that wait for a rank that does not read
 _ROUND = 1 << 16  # messages that are taken before the monitor looks again
 
@@ -116,11 +117,14 @@ class Line:
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def close(self) -> None:
-        """Send the remaining messages and the shutdown notice, within a second."""
+        """Send the remaining messages and the shutdown notice: within a second, on a loaded machine within `_LAST`.
+
+        A thread that is inside the store when the interpreter ends would abort the process.
+        """
         if os.getpid() == self._process and not self._closing.is_set():
             self.send(Message(LEFT, self._rank))
             self._closing.set()
-            self._thread.join(timeout=1.0)
+            self._thread.join(timeout=_LAST)
 
     def _lost(self, why: str) -> None:
         self._coverage.unseen("messages", why)

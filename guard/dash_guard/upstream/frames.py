@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -30,15 +31,23 @@ def is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OURS)
 
 
+def is_wrapper(frame: FrameType) -> bool:
+    """Whether a frame is that of a function that passes any arguments on to one that it encloses, as decorators do."""
+    code = frame.f_code
+    takes_any = code.co_argcount + code.co_kwonlyargcount == 0 and bool(code.co_flags & inspect.CO_VARARGS)
+    return takes_any and bool(code.co_freevars)
+
+
 def program_frames(frames: Sequence[FrameType]) -> list[FrameType]:
     """Those frames that are in the program's own code; all of them if there are none.
 
-    These are the frames below the folder of the script, or below the working directory. Only if there are none, other
-    code that is no library counts, such as that of a profiler that lies somewhere and wraps functions.
+    These are the frames below the folder of the script, or below the working directory, without wrappers of functions,
+    such as those of a profiler. Only if there are none, wrappers and other code that is no library count.
     """
     found = [frame for frame in frames if not is_library(frame)]
     roots = _roots()
-    return [frame for frame in found if frame.f_code.co_filename.startswith(roots)] or found or list(frames)
+    below = [frame for frame in found if frame.f_code.co_filename.startswith(roots)]
+    return [frame for frame in below if not is_wrapper(frame)] or below or found or list(frames)
 
 
 @functools.cache

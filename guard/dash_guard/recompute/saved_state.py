@@ -28,7 +28,7 @@ _BYTES = 64 << 20
 """The largest tensor outside of modules that is copied."""
 
 
-class Kept:
+class SavedState:
     """A copy of the buffers and attributes of a model's modules, made when this is created.
 
     Args:
@@ -42,18 +42,18 @@ class Kept:
         self.tensors: list[Tensor] = []
         for module in root.modules():
             for name, tensor in module.named_buffers(recurse=False):
-                self._keep_buffer(module, name, tensor)
+                self._save_buffer(module, name, tensor)
             if _is_the_programs(module):
-                self._keep_attributes(module)
+                self._save_attributes(module)
                 for variable in variables(module):
-                    self._keep_variable(variable)
+                    self._save_variable(variable)
 
     def why_not_again(self) -> str:
         """Why the model cannot run again: it may write what cannot be put back; "" if nothing of the kind was found."""
         return self._cannot
 
-    def put(self) -> None:
-        """Assign the kept buffers and attributes to the modules again, and copy their kept values back.
+    def restore(self) -> None:
+        """Assign the saved buffers and attributes to the modules again, and copy their saved values back.
 
         Values of buffers are always written, because some operators write to them without changing their versions. The
         versions of tensors stay the same, because for the training nothing was written.
@@ -61,15 +61,15 @@ class Kept:
         for back in self._back:
             back()
 
-    def _keep_buffer(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+    def _save_buffer(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         def back() -> None:
             if getattr(module, name) is not tensor:
                 setattr(module, name, tensor)
 
         self._back.append(back)
-        self._keep_values(tensor, always=not _repeats(tensor))
+        self._save_values(tensor, always=not _repeats(tensor))
 
-    def _keep_values(self, tensor: Tensor, always: bool = False) -> None:
+    def _save_values(self, tensor: Tensor, always: bool = False) -> None:
         """Save the values of a tensor, which are restored if its version has changed, or always."""
         values, version = tensor.detach().clone(), -1 if tensor.is_inference() else tensor._version
 
@@ -81,7 +81,7 @@ class Kept:
         if version >= 0:
             self.tensors.append(tensor)
 
-    def _keep_variable(self, variable: Variable) -> None:
+    def _save_variable(self, variable: Variable) -> None:
         """Save a variable outside of modules, once."""
         place = id(variable.owner), variable.name
         value = variable.get()
@@ -99,9 +99,9 @@ class Kept:
                 self._cannot or f"its forward may write the tensor {variable.name}, which is too large to copy"
             )
         else:
-            self._keep(value, _DEPTH)
+            self._save(value, _DEPTH)
 
-    def _keep_attributes(self, thing: nn.Module | object, depth: int = _DEPTH) -> None:
+    def _save_attributes(self, thing: nn.Module | object, depth: int = _DEPTH) -> None:
         attributes = {name: value for name, value in vars(thing).items() if name not in _PYTORCHS}
 
         def back() -> None:
@@ -114,12 +114,12 @@ class Kept:
 
         self._back.append(back)
         for value in attributes.values():
-            self._keep(value, depth)
+            self._save(value, depth)
 
-    def _keep(self, value: Any, depth: int) -> None:
+    def _save(self, value: Any, depth: int) -> None:
         """Save what a mutable value contains."""
         if type(value) is Tensor and not (value.requires_grad and value.is_leaf):
-            self._keep_values(value)
+            self._save_values(value)
         elif isinstance(value, torch.Generator):
             state = value.get_state()
             self._back.append(lambda: value.set_state(state))
@@ -129,13 +129,13 @@ class Kept:
                 self._cannot = self._cannot or f"its forward may write the file {file}, which is open"
         elif _is_object(value) and depth and id(value) not in self._seen:
             self._seen.add(id(value))
-            self._keep_attributes(value, depth - 1)
+            self._save_attributes(value, depth - 1)
         elif type(value) in _CONTAINERS and depth:
             inside = dict(value) if isinstance(value, dict) else list(value)
             self._back.append(lambda: _fill(value, inside))
             if len(inside) <= _LENGTH:
                 for each in inside.values() if isinstance(inside, dict) else inside:
-                    self._keep(each, depth - 1)
+                    self._save(each, depth - 1)
 
 
 def _is_the_programs(module: nn.Module) -> bool:
