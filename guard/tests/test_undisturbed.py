@@ -13,7 +13,8 @@ from .support.undisturbed import KINDS
 
 QUICK = (
     "modules that write parameters", "modules that write data of parameters", "modules that write: global",
-    "modules that write: object", "modules that write: file",
+    "modules that write: object", "modules that write: file", "modules that write: numpy array",
+    "modules that write: iterator", "compiled modules that write: global",
     "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
     "copies of the model", "uneven inputs", "recomputes with unused parameters in views",
 )  # fmt: skip
@@ -22,7 +23,7 @@ NOT_RUN_AGAIN = (
     "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
     "optimizers in the backward", "optimizer in the backward and another",
     "modules that write parameters", "modules that write parameters in ddp", "modules that write: file",
-    "modules that write: open file",
+    "modules that write: open file", "modules that write: iterator",
     "recomputes of reentrant checkpoints",
 )  # fmt: skip
 """Kinds of which nothing is run again, for a reason that the coverage has."""

@@ -47,7 +47,8 @@ from ..fingerprints.fingerprint import why_unseen
 from ..recompute.execution import Digest, Execution, zero
 from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
 from ..recompute.operators import OperatorLog
-from ..recompute.parameters import Protected, Versions
+from ..recompute.parameters import Protected, Versions, WroteParameters
+from ..recompute.side_effects import SideEffect
 from ..shared.votes import classes, first_difference
 from ..transport.messages import Message
 from ..upstream.parallel import is_gathered, needs_accumulation, why_not_again
@@ -274,8 +275,8 @@ class CrossRankRecompute(Check):
         repeats = [d.number() for d in second if _label(d) not in self._excluded] == kept
         works = group.gather([_hash(work), _hash(kept), repeats, bool(failed)])
         if any(row[3] for row in works):
-            self._off = failed or "it has failed on another rank"
-            self._unseen(self._off)
+            self._off = failed or "another rank cannot"
+            self._say_unseen(step, self._off, again=True)
             return
         body: dict[str, Any] = {"purpose": purpose, "of": of, "work": work, "count": len(kept), "repeats": repeats}
         body["call"] = self._calls
@@ -354,7 +355,9 @@ class CrossRankRecompute(Check):
                     run_function(self._function, roots, execution, seed, around, copies=preflight and in_graphs)
                 elif batch is not None:
                     batch.run(execution, seed, around, copies=preflight and in_graphs)
-        except Exception as error:  # all ranks learn of it and go on training together
+        except (SideEffect, WroteParameters) as error:  # all ranks learn of it and go on training together
+            failed = str(error)[:300]
+        except Exception as error:
             failed = f"it has failed: {described(error)}"[:300]
         digests = execution.end()
         failed = failed or execution.failed
@@ -453,10 +456,16 @@ class CrossRankRecompute(Check):
         for label in sorted(excluded)[:20]:
             self._unseen(f"{label} differs between all ranks of this program")
 
-    def _say_unseen(self, step: int, why: str) -> None:
-        """Count a recompute that could not run, and tell the monitor if none has run: nothing checks the forward."""
+    def _say_unseen(self, step: int, why: str, again: bool = False) -> None:
+        """Count a recompute that could not run, and tell the monitor if none has run: nothing checks the forward.
+
+        Args:
+            step: the step.
+            why: the reason.
+            again: whether none will run from now on, even if some have.
+        """
         self._unseen(why)
-        if not self._preflights and not self._said and self._alone_in_forward and self.rank.world > 1:
+        if (again or not self._preflights) and not self._said and self._alone_in_forward and self.rank.world > 1:
             self._said = True
             self.send(step, cannot=why[:200])
 

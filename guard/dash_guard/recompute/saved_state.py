@@ -1,17 +1,20 @@
 """Saves the state of modules apart from their parameters, so that it can be restored after they have run again.
 
 This is their buffers, the attributes that PyTorch does not define, and the variables outside of them that their
-forwards reach by name (`reachable`): numbers, tensors, random number generators, objects of the program, and those in
-lists, dictionaries and sets.
+forwards reach by name (`reachable`): numbers, tensors, arrays, random number generators, objects of the program, and
+those in lists, tuples, dictionaries and sets. A model whose forward may advance an iterator cannot run again.
 """
 
 from __future__ import annotations
 
+import array
 import io
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -22,10 +25,11 @@ from .reachable import MISSING, Variable, is_of_program, variables
 
 _DEPTH = 3  # of containers in containers
 _LENGTH = 1 << 10  # of a container of which each element is looked at
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, set)
+_CONTAINERS = (dict, list, deque, set)
+_ARRAYS = (bytearray, array.array, numpy.ndarray)
 _PYTORCHS = frozenset(vars(nn.Module())) - {"training"}
 _BYTES = 64 << 20
-"""The largest tensor outside of modules that is copied."""
+"""The largest tensor or array outside of modules that is copied."""
 
 
 class SavedState:
@@ -94,10 +98,9 @@ class SavedState:
                 variable.set(value)
 
         self._back.append(back)
-        if isinstance(value, Tensor) and value.nbytes > _BYTES:
-            self._cannot = (
-                self._cannot or f"its forward may write the tensor {variable.name}, which is too large to copy"
-            )
+        if isinstance(value, Tensor | numpy.ndarray) and value.nbytes > _BYTES:
+            what = "tensor" if isinstance(value, Tensor) else "array"
+            self._refuse(f"its forward may write the {what} {variable.name}, which is too large to copy")
         else:
             self._save(value, _DEPTH)
 
@@ -120,22 +123,66 @@ class SavedState:
         """Save what a mutable value contains."""
         if type(value) is Tensor and not (value.requires_grad and value.is_leaf):
             self._save_values(value)
-        elif isinstance(value, torch.Generator):
-            state = value.get_state()
-            self._back.append(lambda: value.set_state(state))
+        elif put := _generator_state(value):
+            self._back.append(put)
+        elif isinstance(value, _ARRAYS):
+            self._save_array(value)
         elif isinstance(value, io.IOBase):
             if not value.closed and value.writable():
                 file = getattr(value, "name", type(value).__name__)
-                self._cannot = self._cannot or f"its forward may write the file {file}, which is open"
-        elif _is_object(value) and depth and id(value) not in self._seen:
+                self._refuse(f"its forward may write the file {file}, which is open")
+        elif isinstance(value, tuple) and depth:
+            for each in value[:_LENGTH]:
+                self._save(each, depth - 1)
+        elif isinstance(value, _CONTAINERS) and depth:
+            self._save_container(value, depth)
+        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+            self._refuse(f"its forward may advance a {type(value).__name__}, which cannot be put back")
+        if _is_object(value) and depth and id(value) not in self._seen:
             self._seen.add(id(value))
             self._save_attributes(value, depth - 1)
-        elif type(value) in _CONTAINERS and depth:
-            inside = dict(value) if isinstance(value, dict) else list(value)
-            self._back.append(lambda: _fill(value, inside))
-            if len(inside) <= _LENGTH:
-                for each in inside.values() if isinstance(inside, dict) else inside:
-                    self._save(each, depth - 1)
+
+    def _refuse(self, why: str) -> None:
+        self._cannot = self._cannot or why
+
+    def _save_array(self, value: Any) -> None:
+        """Save the elements of an array, which are restored if they have changed."""
+        saved = value[...].copy() if isinstance(value, numpy.ndarray) else value[:]
+
+        def back() -> None:
+            if isinstance(value, numpy.ndarray):
+                if value.tobytes() != saved.tobytes() and value.flags.writeable:
+                    numpy.copyto(value, saved)
+            elif value != saved:
+                value[:] = saved
+
+        self._back.append(back)
+
+    def _save_container(self, value: Any, depth: int) -> None:
+        """Save the elements of a container, and what these contain, unless there are very many."""
+        inside = dict(value) if isinstance(value, dict) else list(value)
+        self._back.append(lambda: _fill(value, inside))
+        if len(inside) <= _LENGTH:
+            for each in inside.values() if isinstance(inside, dict) else inside:
+                self._save(each, depth - 1)
+
+
+def _generator_state(value: Any) -> Callable[[], object] | None:
+    """Returns a function that gives a random number generator its present state again; None for other values."""
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return lambda: value.set_state(state)
+    if isinstance(value, random.Random):
+        numbers = value.getstate()
+        return lambda: value.setstate(numbers)
+    if isinstance(value, numpy.random.RandomState):
+        words = value.get_state()
+        return lambda: value.set_state(words)
+    bits = getattr(value, "bit_generator", value)
+    if isinstance(bits, numpy.random.BitGenerator):
+        of = bits.state
+        return lambda: setattr(bits, "state", of)
+    return None
 
 
 def _is_the_programs(module: nn.Module) -> bool:
@@ -161,10 +208,11 @@ def _repeats(tensor: Tensor) -> bool:
 
 
 def _fill(container: Any, inside: dict[Any, Any] | list[Any]) -> None:
-    """Restore the elements of a container, if it has others."""
+    """Restore the elements of a container, if it has others; by the methods of the base class of its class."""
     same = len(inside) == len(container) and all(a is b for a, b in zip(container, inside, strict=True))
     if isinstance(inside, dict):
         same = same and all(container[key] is value for key, value in inside.items())
     if not same:
-        container.clear()
-        (container.extend if isinstance(container, list | deque) else container.update)(inside)
+        base = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+        base.clear(container)
+        (base.extend if base in (list, deque) else base.update)(container, inside)  # type: ignore[attr-defined]

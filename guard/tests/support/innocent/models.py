@@ -85,17 +85,18 @@ class Unrepeatable(nn.Module):
     def __init__(self, why: str) -> None:
         super().__init__()
         self.why = why
+        if why == "changed":
+            self.counts = itertools.count(1)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.why == "random":
             return x + torch.rand(x.shape, generator=GENERATOR)
         if self.why == "changed":
-            return x * (1 + next(COUNTS) / 100)
+            return x * (1 + next(self.counts) / 100)
         return torch.ops.dash_guard_test.noise(x)
 
 
 GENERATOR = torch.Generator()
-COUNTS = itertools.count(1)  # which is not put back
 
 
 @torch.library.custom_op("dash_guard_test::noise", mutates_args=())
@@ -106,8 +107,10 @@ def noise(x: Tensor) -> Tensor:
 
 noise.register_autograd(lambda context, gradient: gradient.clone())
 UNREPEATABLE = {
-    "random": "cannot be run again: rand", "changed": "cannot be run again: ", "operator": "not deterministic: "
-}  # fmt: skip
+    "random": "cannot be run again: rand",
+    "changed": "its forward may advance a count, which cannot be put back",
+    "operator": "not deterministic: ",
+}
 
 
 def unrepeatable(why: str, job: Job) -> None:

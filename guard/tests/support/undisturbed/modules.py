@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
 import io
+import itertools
 import pickle
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -145,9 +150,16 @@ class Tally:
 
 CALLS = 0
 SEEN: list[int] = []
+SEENS: tuple[list[int], ...] = ([], [])
 COUNTER = torch.zeros(())
+COUNTERS = {dtype: torch.zeros((), dtype=dtype) for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool)}
 GENERATOR = torch.Generator()
+NUMPY = numpy.random.default_rng(5)
+RANDOM = random.Random(5)
 TALLY = Tally()
+HITS: collections.Counter[str] = collections.Counter()
+ARRAY = numpy.zeros(3)
+BYTES = bytearray(3)
 
 
 class Writes(nn.Module):
@@ -167,15 +179,19 @@ class Writes(nn.Module):
         self.list: list[int] = []
         self.tally = Tally()
         self.handle = io.StringIO() if what == "open file" else None
+        self.numbers = itertools.count(1) if what == "iterator" else None
         self.path = Path(tempfile.mkdtemp()) / "calls"
         self.closure = _counter()
 
     def forward(self, x: Tensor) -> Tensor:
-        writers: dict[str, Callable[[], int | Tensor]] = {
+        writers: dict[str, Callable[[], float | Tensor]] = {
             "attribute": self._attribute, "buffer": self._buffer, "list": self._list, "global": self._global,
             "global list": self._global_list, "global tensor": self._global_tensor, "generator": self._generator,
             "class": self._class, "object": self._object, "closure": self._closure, "file": self._file,
-            "open file": self._open_file,
+            "open file": self._open_file, "tuple of lists": self._tuple, "counter": self._counter,
+            "numpy array": self._array, "bytes": self._bytes, "numpy generator": NUMPY.random,
+            "generator of Python": RANDOM.random, "iterator": self._iterator,
+            **{f"global of {dtype}": functools.partial(self._global_of, dtype) for dtype in COUNTERS},
         }  # fmt: skip
         count = writers[self.what]()
         return self.layer(x) * (1 + 0.1 * count)
@@ -220,6 +236,31 @@ class Writes(nn.Module):
     def _closure(self) -> int:
         return self.closure()
 
+    def _tuple(self) -> int:
+        SEENS[1].append(1)
+        return len(SEENS[1])
+
+    def _counter(self) -> int:
+        HITS.update(["call"])
+        return HITS["call"]
+
+    def _array(self) -> float:
+        ARRAY[1:] += 1
+        return float(ARRAY.sum())
+
+    def _bytes(self) -> int:
+        BYTES[2] += 1
+        return BYTES[2]
+
+    def _iterator(self) -> int:
+        assert self.numbers is not None
+        return next(self.numbers)
+
+    def _global_of(self, dtype: torch.dtype) -> Tensor:
+        counter = COUNTERS[dtype]
+        counter.copy_(~counter if dtype == torch.bool else counter + 1)
+        return counter.clone()
+
     def _file(self) -> int:
         with self.path.open("a") as file:
             file.write(".")
@@ -242,25 +283,35 @@ def _counter() -> Callable[[], int]:
     return count
 
 
-def _writes(what: str) -> Build:
+def _writes(what: str, compiled: bool = False) -> Build:
     def build(number: int, world: int) -> Training:
         global CALLS
         CALLS, Writes.calls, TALLY.calls = 0, 0, 0
-        SEEN.clear()
-        COUNTER.zero_()
+        for container in (SEEN, *SEENS, HITS):
+            container.clear()
+        for counter in (COUNTER, *COUNTERS.values()):
+            counter.zero_()
+        ARRAY[:], BYTES[:] = 0, bytes(3)
         GENERATOR.manual_seed(5)
-        return simple(number, Writes(what))
+        NUMPY.bit_generator.state = numpy.random.default_rng(5).bit_generator.state
+        RANDOM.seed(5)
+        model = Writes(what)
+        return simple(number, torch.compile(model, backend="aot_eager") if compiled else model)
 
     return build
 
 
 WRITTEN = (
     "attribute", "buffer", "list", "global", "global list", "global tensor", "generator", "class", "object", "closure",
-    "file", "open file",
+    "file", "open file", "tuple of lists", "counter", "numpy array", "bytes", "numpy generator", "generator of Python",
+    "iterator", *(f"global of {dtype}" for dtype in COUNTERS),
 )  # fmt: skip
 """What forwards write outside of parameters."""
+COMPILED = ("attribute", "buffer", "list", "global", "global list", "global tensor", "global of torch.int64")
 for _what in WRITTEN:
     KINDS[f"modules that write: {_what}"] = _writes(_what)
+for _what in COMPILED:
+    KINDS[f"compiled modules that write: {_what}"] = _writes(_what, compiled=True)
 
 
 class Learns(nn.Module):
