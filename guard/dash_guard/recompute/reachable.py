@@ -61,8 +61,9 @@ _KNOWN: WeakKeyDictionary[type, list[Variable]] = WeakKeyDictionary()
 def variables(module: nn.Module) -> list[Variable]:
     """Returns the variables that a module's forward may read or write, apart from attributes of the module.
 
-    These are the globals and cells that its code names, and the attributes of classes of the program that it names or
-    belongs to. Functions and methods that it calls by name are followed, and functions among the module's attributes.
+    These are the globals and cells that its code names, and the attributes of classes and functions of the program that
+    it names or belongs to. Functions and methods that it calls by name are followed, and functions among the module's
+    attributes.
     """
     kind = type(module)
     if kind not in _KNOWN:
@@ -94,6 +95,8 @@ def _reached(kind: type, functions: list[Any]) -> Iterator[Variable]:
             value = variable.get()
             if isinstance(value, FunctionType | MethodType):
                 functions.append(value)
+                own = getattr(value, "__func__", value).__dict__
+                yield from (Variable(own, key) for key in own if is_of_program(value))
             elif isinstance(value, type):
                 yield from _attributes(value, seen)
             elif value is not MISSING and not isinstance(value, ModuleType):

@@ -213,6 +213,6 @@ def _fill(container: Any, inside: dict[Any, Any] | list[Any]) -> None:
     if isinstance(inside, dict):
         same = same and all(container[key] is value for key, value in inside.items())
     if not same:
-        base = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+        base: Any = next(kind for kind in _CONTAINERS if isinstance(container, kind))
         base.clear(container)
-        (base.extend if base in (list, deque) else base.update)(container, inside)  # type: ignore[attr-defined]
+        (base.extend if base in (list, deque) else base.update)(container, inside)

@@ -162,6 +162,13 @@ ARRAY = numpy.zeros(3)
 BYTES = bytearray(3)
 
 
+def count_calls() -> None:
+    vars(count_calls)["calls"] += 1
+
+
+vars(count_calls)["calls"] = 0
+
+
 class Writes(nn.Module):
     """A module whose forward counts its calls outside of its parameters, and computes with the count.
 
@@ -190,7 +197,7 @@ class Writes(nn.Module):
             "class": self._class, "object": self._object, "closure": self._closure, "file": self._file,
             "open file": self._open_file, "tuple of lists": self._tuple, "counter": self._counter,
             "numpy array": self._array, "bytes": self._bytes, "numpy generator": NUMPY.random,
-            "generator of Python": RANDOM.random, "iterator": self._iterator,
+            "generator of Python": RANDOM.random, "iterator": self._iterator, "function": self._function,
             **{f"global of {dtype}": functools.partial(self._global_of, dtype) for dtype in COUNTERS},
         }  # fmt: skip
         count = writers[self.what]()
@@ -252,6 +259,10 @@ class Writes(nn.Module):
         BYTES[2] += 1
         return BYTES[2]
 
+    def _function(self) -> int:
+        count_calls()
+        return vars(count_calls)["calls"]
+
     def _iterator(self) -> int:
         assert self.numbers is not None
         return next(self.numbers)
@@ -292,6 +303,7 @@ def _writes(what: str, compiled: bool = False) -> Build:
         for counter in (COUNTER, *COUNTERS.values()):
             counter.zero_()
         ARRAY[:], BYTES[:] = 0, bytes(3)
+        vars(count_calls)["calls"] = 0
         GENERATOR.manual_seed(5)
         NUMPY.bit_generator.state = numpy.random.default_rng(5).bit_generator.state
         RANDOM.seed(5)
@@ -304,7 +316,7 @@ def _writes(what: str, compiled: bool = False) -> Build:
 WRITTEN = (
     "attribute", "buffer", "list", "global", "global list", "global tensor", "generator", "class", "object", "closure",
     "file", "open file", "tuple of lists", "counter", "numpy array", "bytes", "numpy generator", "generator of Python",
-    "iterator", *(f"global of {dtype}" for dtype in COUNTERS),
+    "iterator", "function", *(f"global of {dtype}" for dtype in COUNTERS),
 )  # fmt: skip
 """What forwards write outside of parameters."""
 COMPILED = ("attribute", "buffer", "list", "global", "global list", "global tensor", "global of torch.int64")
