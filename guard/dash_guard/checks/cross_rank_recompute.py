@@ -45,10 +45,9 @@ from dash_inductor.upstream.eager import in_backward, is_compiled, not_compiled
 
 from ..fingerprints.fingerprint import why_unseen
 from ..recompute.execution import Digest, Execution, zero
-from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function
+from ..recompute.micro_batch import MicroBatch, compiled, fit_for_graphs, in_eager_code, run_function, why_failed
 from ..recompute.operators import OperatorLog
-from ..recompute.parameters import Protected, Versions, WroteParameters
-from ..recompute.side_effects import SideEffect
+from ..recompute.parameters import Protected, Versions
 from ..shared.votes import classes, first_difference
 from ..transport.messages import Message
 from ..upstream.parallel import is_gathered, needs_accumulation, why_not_again
@@ -355,10 +354,8 @@ class CrossRankRecompute(Check):
                     run_function(self._function, roots, execution, seed, around, copies=preflight and in_graphs)
                 elif batch is not None:
                     batch.run(execution, seed, around, copies=preflight and in_graphs)
-        except (SideEffect, WroteParameters) as error:  # all ranks learn of it and go on training together
-            failed = str(error)[:300]
-        except Exception as error:
-            failed = f"it has failed: {described(error)}"[:300]
+        except Exception as error:  # all ranks learn of it and go on training together
+            failed = why_failed(error)[:300]
         digests = execution.end()
         failed = failed or execution.failed
         roots_ = f"{execution.roots} " if self._function is not None else ""

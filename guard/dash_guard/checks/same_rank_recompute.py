@@ -21,7 +21,7 @@ from dash_inductor.observers.names import Names
 from dash_inductor.upstream.eager import has_cuda_graphs, in_backward, is_compiled, not_compiled
 
 from ..recompute.execution import Digest, Execution
-from ..recompute.micro_batch import MicroBatch, Random, Settings, in_eager_code, results_of
+from ..recompute.micro_batch import MicroBatch, Random, Settings, in_eager_code, results_of, why_failed
 from ..recompute.operators import OperatorLog
 from ..recompute.parameters import Versions
 from ..recompute.saved_state import SavedState
@@ -198,7 +198,7 @@ class SameRankRecompute(Check):
             elif call.batch is not None:
                 call.batch.run(execution, None, copies=not self._preflight_done)
         except Exception as error:  # all ranks learn of it and go on training together
-            failed = failed or f"it has failed: {described(error)}"[:300]
+            failed = failed or why_failed(error)[:300]
         return execution.end(), failed or execution.failed or call.execution.failed
 
     def order(self, message: Message) -> None:

@@ -30,7 +30,7 @@ from dash_inductor.upstream.eager import in_backward, is_compiled, not_compiled
 
 from ..checks.same_rank_recompute import differs
 from ..recompute.execution import Digest
-from ..recompute.micro_batch import results_of
+from ..recompute.micro_batch import results_of, why_failed
 from ..recompute.operators import Operator, OperatorLog
 from ..recompute.parameters import WroteParameters
 from .again import Again, Inputs
@@ -219,7 +219,7 @@ class Repeat(Repeating):
         except CannotRepeat as error:
             outcome.unknown = str(error)
         except Exception as error:  # of the program, which runs again, or of what compares it
-            outcome.unknown = described(error)
+            outcome.unknown = why_failed(error)
         return outcome
 
     def _run(self, call: _Call, log: OperatorLog | None = None) -> list[Digest]:

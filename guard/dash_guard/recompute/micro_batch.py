@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dash_inductor.errors import described
 from dash_inductor.observers import active
 from dash_inductor.untrusted import Refused, parse_json
 from dash_inductor.upstream.eager import (  # fmt: skip
@@ -291,6 +292,12 @@ class MicroBatch:
                 differentiate(
                     self.root, tensors, [torch.zeros_like(g) for g in gradients] if self.silent else gradients
                 )
+
+
+def why_failed(error: Exception) -> str:
+    """Why a call could not run again, from the error that was raised: what the program does, or what has failed."""
+    is_refused = isinstance(error, SideEffect | WroteParameters)
+    return str(error) if is_refused else f"it has failed: {described(error)}"
 
 
 @contextmanager

@@ -187,7 +187,7 @@ class Writes(nn.Module):
         self.tally = Tally()
         self.handle = io.StringIO() if what == "open file" else None
         self.numbers = itertools.count(1) if what == "iterator" else None
-        self.path = Path(tempfile.mkdtemp()) / "calls"
+        self.path = Path(tempfile.mkdtemp()) / "calls" if what == "file" else Path()
         self.closure = _counter()
 
     def forward(self, x: Tensor) -> Tensor:
