@@ -24,6 +24,7 @@ NOT_RUN_AGAIN = (
     "optimizers in the backward", "optimizer in the backward and another",
     "modules that write parameters", "modules that write parameters in ddp", "modules that write: file",
     "modules that write: open file", "modules that write: iterator",
+    "modules that write: numpy generator",
     "recomputes of reentrant checkpoints",
 )  # fmt: skip
 """Kinds of which nothing is run again, for a reason that the coverage has."""

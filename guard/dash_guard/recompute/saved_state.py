@@ -125,6 +125,8 @@ class SavedState:
             self._save_values(value)
         elif put := _generator_state(value):
             self._back.append(put)
+        elif isinstance(value, numpy.random.Generator):  # mostly without a seed: put back, it would seem to repeat
+            self._refuse("its forward may draw from a generator of NumPy")
         elif isinstance(value, _ARRAYS):
             self._save_array(value)
         elif isinstance(value, io.IOBase):
@@ -178,10 +180,6 @@ def _generator_state(value: Any) -> Callable[[], object] | None:
     if isinstance(value, numpy.random.RandomState):
         words = value.get_state()
         return lambda: value.set_state(words)
-    bits = getattr(value, "bit_generator", value)
-    if isinstance(bits, numpy.random.BitGenerator):
-        of = bits.state
-        return lambda: setattr(bits, "state", of)
     return None
 
 

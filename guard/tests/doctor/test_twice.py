@@ -402,24 +402,14 @@ head(first(X)).square().sum().backward()
 """,
         "Sequential from the same state differ: all outputs are equal, and the gradient of input 1 of Sequential",
     ),
-    "numpy": (
-        """
-import numpy
-generator = numpy.random.default_rng()
-class Jitter(nn.Module):
-    def forward(self, x):
-        return x * generator.random()
-train(nn.Sequential(nn.Linear(4, 4), Jitter()), X)
-""",
-        "the output of Sequential.1 (Jitter) differs",
-    ),
     "state outside of modules": (
         """
-import itertools
-calls = itertools.count(1)
+import ctypes
+calls = ctypes.c_int(0)  # whose value is not put back
 class Counts(nn.Module):
     def forward(self, x):
-        return x * next(calls)
+        calls.value += 1
+        return x * calls.value
 train(nn.Sequential(nn.Linear(4, 4), Counts()), X)
 """,
         "the output of Sequential.1 (Counts) differs",
@@ -483,6 +473,17 @@ class Once(nn.Module):
 Once()(X).sum().backward()
 """,
         "ValueError: only once",
+    ),
+    "numpy": (
+        """
+import numpy
+generator = numpy.random.default_rng()
+class Jitter(nn.Module):
+    def forward(self, x):
+        return x * generator.random()
+train(nn.Sequential(nn.Linear(4, 4), Jitter()), X)
+""",
+        "its forward may draw from a generator of NumPy",
     ),
     "a function": ("weight = torch.ones(4, requires_grad=True)\n(X * weight).sum().backward()", "no module"),
 }

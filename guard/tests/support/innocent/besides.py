@@ -195,6 +195,7 @@ def joined(job: Job) -> None:
             model(job.batch(step)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            job.has_trained(model)
     job.meet()
 
 

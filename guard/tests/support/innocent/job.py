@@ -25,7 +25,7 @@ class Job:
     Attributes:
         odd: whether this is the rank on which something differs.
         stack: closed when the run has ended.
-        trained: a hash of the parameters and buffers of models after each step of `train`.
+        trained: a hash of the parameters and buffers of models after each step.
     """
 
     def __init__(self, number: int, world: int, meet: Callable[[], None], stack: ExitStack) -> None:
@@ -53,9 +53,13 @@ class Job:
             in_step(step)
             optimizer.step()
             optimizer.zero_grad()
-            for tensor in (*model.parameters(), *model.buffers()):
-                self.trained.update(tensor.detach().numpy().tobytes())
+            self.has_trained(model)
             self.meet()
+
+    def has_trained(self, *models: nn.Module) -> None:
+        """Add the present parameters and buffers of models to `trained`."""
+        for tensor in (each for model in models for each in (*model.parameters(), *model.buffers())):
+            self.trained.update(tensor.detach().numpy().tobytes())
 
 
 def network(*layers: nn.Module) -> nn.Module:

@@ -51,6 +51,7 @@ def adversarial(job: Job, breaks: str = "", ratio: int = 1) -> None:
         by[0].step()
         for optimizer in by:
             optimizer.zero_grad()
+        job.has_trained(*models)
         job.meet()
 
 
@@ -76,6 +77,7 @@ def piped(job: Job) -> None:
             dist.send(given.grad, job.number - 1)
         optimizer.step()
         optimizer.zero_grad()
+        job.has_trained(stage)
         job.meet()
 
 

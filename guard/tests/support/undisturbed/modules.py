@@ -154,7 +154,6 @@ SEENS: tuple[list[int], ...] = ([], [])
 COUNTER = torch.zeros(())
 COUNTERS = {dtype: torch.zeros((), dtype=dtype) for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool)}
 GENERATOR = torch.Generator()
-NUMPY = numpy.random.default_rng(5)
 RANDOM = random.Random(5)
 TALLY = Tally()
 HITS: collections.Counter[str] = collections.Counter()
@@ -186,6 +185,7 @@ class Writes(nn.Module):
         self.list: list[int] = []
         self.tally = Tally()
         self.handle = io.StringIO() if what == "open file" else None
+        self.numpy = numpy.random.default_rng(5) if what == "numpy generator" else None
         self.numbers = itertools.count(1) if what == "iterator" else None
         self.path = Path(tempfile.mkdtemp()) / "calls" if what == "file" else Path()
         self.closure = _counter()
@@ -196,7 +196,7 @@ class Writes(nn.Module):
             "global list": self._global_list, "global tensor": self._global_tensor, "generator": self._generator,
             "class": self._class, "object": self._object, "closure": self._closure, "file": self._file,
             "open file": self._open_file, "tuple of lists": self._tuple, "counter": self._counter,
-            "numpy array": self._array, "bytes": self._bytes, "numpy generator": NUMPY.random,
+            "numpy array": self._array, "bytes": self._bytes, "numpy generator": self._numpy,
             "generator of Python": RANDOM.random, "iterator": self._iterator, "function": self._function,
             **{f"global of {dtype}": functools.partial(self._global_of, dtype) for dtype in COUNTERS},
         }  # fmt: skip
@@ -263,6 +263,10 @@ class Writes(nn.Module):
         count_calls()
         return vars(count_calls)["calls"]
 
+    def _numpy(self) -> float:
+        assert self.numpy is not None
+        return self.numpy.random()
+
     def _iterator(self) -> int:
         assert self.numbers is not None
         return next(self.numbers)
@@ -305,7 +309,6 @@ def _writes(what: str, compiled: bool = False) -> Build:
         ARRAY[:], BYTES[:] = 0, bytes(3)
         vars(count_calls)["calls"] = 0
         GENERATOR.manual_seed(5)
-        NUMPY.bit_generator.state = numpy.random.default_rng(5).bit_generator.state
         RANDOM.seed(5)
         model = Writes(what)
         return simple(number, torch.compile(model, backend="aot_eager") if compiled else model)
