@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from dash_guard.recompute.saved_state import SavedState
 
@@ -47,6 +50,17 @@ def test_a_tensor_that_is_too_large_to_copy_is_refused(monkeypatch: pytest.Monke
     assert SavedState(model).why_not_again() == ""
     monkeypatch.setattr("dash_guard.recompute.saved_state._BYTES", 3)
     assert "the tensor COUNTER, which is too large" in SavedState(model).why_not_again()
+
+
+@pytest.mark.parametrize("value", [numpy.zeros(9), bytearray(72), array.array("d", [0.0] * 9)])
+def test_an_array_that_is_too_large_to_copy_is_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a container or an attribute of a module has it."""
+    model = torch.nn.Linear(2, 2)
+    model.__class__ = type("Linear", (torch.nn.Linear,), {"__module__": "program"})
+    model.table = [value]
+    assert SavedState(model).why_not_again() == ""
+    monkeypatch.setattr("dash_guard.recompute.saved_state._BYTES", 71)
+    assert f"a {type(value).__name__} that is too large" in SavedState(model).why_not_again()
 
 
 def marked(names: Any, quick: Any) -> list[Any]:

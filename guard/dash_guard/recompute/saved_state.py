@@ -29,7 +29,7 @@ _CONTAINERS = (dict, list, deque, set)
 _ARRAYS = (bytearray, array.array, numpy.ndarray)
 _PYTORCHS = frozenset(vars(nn.Module())) - {"training"}
 _BYTES = 64 << 20
-"""The largest tensor or array outside of modules that is copied."""
+"""The largest tensor outside of modules, and the largest array, that is copied."""
 
 
 class SavedState:
@@ -98,9 +98,8 @@ class SavedState:
                 variable.set(value)
 
         self._back.append(back)
-        if isinstance(value, Tensor | numpy.ndarray) and value.nbytes > _BYTES:
-            what = "tensor" if isinstance(value, Tensor) else "array"
-            self._refuse(f"its forward may write the {what} {variable.name}, which is too large to copy")
+        if isinstance(value, Tensor) and value.nbytes > _BYTES:
+            self._refuse(f"its forward may write the tensor {variable.name}, which is too large to copy")
         else:
             self._save(value, _DEPTH)
 
@@ -148,7 +147,11 @@ class SavedState:
         self._cannot = self._cannot or why
 
     def _save_array(self, value: Any) -> None:
-        """Save the elements of an array, which are restored if they have changed."""
+        """Save the elements of an array, which are restored if they have changed; refuse an array that is too large."""
+        size = value.nbytes if isinstance(value, numpy.ndarray) else memoryview(value).nbytes
+        if size > _BYTES:
+            self._refuse(f"its forward may write a {type(value).__name__} that is too large to copy")
+            return
         saved = value[...].copy() if isinstance(value, numpy.ndarray) else value[:]
 
         def back() -> None:
