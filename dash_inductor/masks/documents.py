@@ -13,9 +13,9 @@ The number of rows is the largest that this number of tokens and documents can n
 
 Note [Tokens behind the last document]
 The operators require documents that contain all tokens.  They leave the output and the gradients of other tokens
-uninitialised, which under deterministic algorithms means NaN.  Here each token after the last document is a document by
-itself: it sees its own key, so that its output is its value, and no other token depends on it.  A single document of
-all of them would cost the square of their number.  Their rows begin at a multiple of `ALIGNMENT` and are consecutive.
+uninitialised, which under deterministic algorithms means NaN.  Here tokens after the last document see no key and are
+seen by no query: their output and gradients are zero.  Their rows begin at a multiple of `ALIGNMENT` and are
+consecutive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _NOBODY = MAX_LENGTH + 1
-"""The segment id of a query without a token; no key has it."""
+"""The segment id of a query that belongs to no document; no key has it."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,9 @@ class Documents:
         document, _, left = of(row)
         first = call(aten.index.Tensor, begin, [document])
         behind = call(aten.ge.Tensor, first, call(aten.select.int, begin, 0, -1))
-        is_there = call(aten.gt.Scalar, left, 0)
-        alone = call(aten.logical_or.default, behind, call(aten.logical_not.default, is_there))
-        keys = call(aten.where.self, alone, row, first)
-        queries = call(aten.where.ScalarOther, is_there, keys, _NOBODY)
+        is_outside = call(aten.logical_or.default, behind, call(aten.le.Scalar, left, 0))
+        keys = call(aten.where.self, is_outside, row, first)
+        queries = call(aten.where.ScalarSelf, is_outside, _NOBODY, first)
 
         blocks = call.ramp(begin, call.of_sizes(operator.mul, tiles, ALIGNMENT // ROW_BLOCK), ROW_BLOCK)
         _, token, left = of(blocks)
@@ -129,7 +128,7 @@ class PackedOperands(NamedTuple):
 
     Attributes:
         queries, keys: [1, rows], in the dtype of the starts: segment ids, equal only for tokens of the same document.
-            They ascend.  No query has the id of a key without a token; no key has that of a query without a token.
+            Those of keys ascend.  Rows that belong to no document have ids that no row of the other side has.
         token_offsets, token_counts: int32 [row blocks], as in `model.VarlenLayout`.
     """
 

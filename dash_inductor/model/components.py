@@ -137,6 +137,9 @@ class VarlenLayout:
             the row block has no token.
         token_count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`;
             these are its first rows.  Each of these tokens exists, and every token has exactly one row.
+
+    The first row of a document has the segment id of all its rows.  Tokens that belong to no document see no key and
+    are seen by no query; their rows begin at a multiple of `ALIGNMENT`.
     """
 
     token_offset: Operand
@@ -152,8 +155,8 @@ class Segments(Component):
 
     Args:
         q, kv: integer tensors [batch, q_len] and [batch, kv_len], any strides, any values; they may be the same tensor.
-        varlen_layout: the varlen layout, None if rows are tokens.  A row without a token sees no key and is seen by no
-            query; every other row sees itself.
+        varlen_layout: the varlen layout, None if rows are tokens.  Then a row of a document sees the rows of the same
+            document that the band shows it, among them itself, and no other row sees a key or is seen by a query.
     """
 
     NAME = "segments"

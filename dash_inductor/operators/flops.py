@@ -67,11 +67,10 @@ def _count(formula: Callable[..., int], tensors: Sequence[Tensor], extras: Seque
 
 
 def _lengths(segments: Segments, extras: Sequence[Tensor]) -> list[int]:
-    """The number of tokens of each document; empty without data.  A token after the last document counts as one."""
+    """The number of tokens of each document; empty without data."""
     assert segments.varlen_layout is not None
-    ids, counts = extras[segments.q.index], extras[segments.varlen_layout.token_count.index]
+    ids, keys, counts = (extras[of.index] for of in (segments.q, segments.kv, segments.varlen_layout.token_count))
     if is_fake(counts) or counts.is_meta:
         return []
-    has_token = torch.arange(ROW_BLOCK, device=counts.device) < counts.unsqueeze(1)
-    found: list[int] = ids.reshape(-1, ROW_BLOCK)[has_token].unique(return_counts=True)[1].tolist()
+    found: list[int] = ids[ids == keys].unique(return_counts=True)[1].tolist()
     return found

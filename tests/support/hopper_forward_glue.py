@@ -29,6 +29,7 @@ from dash_inductor.kernels.hopper.forward import arguments, build
 from dash_inductor.kernels.hopper.forward.data import ForwardData
 from dash_inductor.kernels.hopper.forward.device import (
     consumer,
+    documents,
     dropout,
     entry,
     half_tile,
@@ -45,6 +46,7 @@ from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.hopper.shared.device import clear, varlen_layout
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
+from dash_inductor.schedule import document_tiles
 from dash_inductor.schedule.codegen import python_functions
 from dash_inductor.schedule.table_tile_schedule import FORWARD_UNSEEN, seen_words
 
@@ -397,7 +399,9 @@ def constants_of(problem: build.Specialisation, **values: Any) -> dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "compile_kernel", lambda _f, _s, constants, *_: found.append(constants))
         _ = build.Kernels(problem).main
-    f = python_functions("two_pass", problem.traits.band)
+    band = problem.traits.band
+    band = document_tiles.document_band(band.hi is not None) if problem.traits.varlen else band
+    f = python_functions("two_pass", band)
     return changed(found[0], **hopper_glue.python_functions(found[0]["SCHEDULE"], f), **values)
 
 
@@ -405,7 +409,7 @@ def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
         "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
-        "varlen_layout": shared.VARLEN_LAYOUT, "target": shared.target("bf16"), "bound": score_room.BOUND,
+        "documents": arguments.DOCUMENTS, "target": shared.target("bf16"), "bound": score_room.BOUND,
         "sinks": arguments.SINKS,
     }  # fmt: skip
     found = dict.fromkeys(groups) | values
@@ -436,6 +440,7 @@ _MODULES = (
     steps,
     half_tile,
     sinks,
+    documents,
     consumer,
     entry,
 )
@@ -487,12 +492,12 @@ def _record_tile_schedules(s: ForwardSimulation, namespace: dict[str, Any]) -> N
         tile_schedules[role()].append(rest[6:8])
         return next_step(work, data, *rest)
 
-    def store(of_rows: Any, shared: Any, desc: Any, target: Any, b: int, head: int, row: int, *rest: Any) -> None:
-        place = b, head, row // namespace["ROWS"]
+    def store(shared: Any, desc: Any, target: Any, b: int, head: int, row: int, token: int, *rest: Any) -> None:
+        place = b, head, row // namespace["ROWS"] if target is None else (token, row // namespace["ROWS"])
         if place in s.tile_schedules:
             raise Fault(f"{place} is computed twice")
         s.tile_schedules[place] = tile_schedules.pop(role())
-        store_out(of_rows, shared, desc, target, b, head, row, *rest)
+        store_out(shared, desc, target, b, head, row, token, *rest)
 
     namespace.update(first_step=first, half_tile_step=half, next_step=later, store_out=store)
 
@@ -712,7 +717,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "gluon": SimpleNamespace(jit=same, constexpr_function=same), "gl": gl, **AGGREGATES,
-        "definition": definition,
+        "definition": definition, "document_tiles": document_tiles,
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barriers", init=init, expect=expect, wait=wait,
             arrive=lambda barrier, count: barrier.arrive(count),

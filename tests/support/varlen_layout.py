@@ -12,7 +12,7 @@ from dash_inductor.model import Band, Mask, Operand, Segments, VarlenLayout
 from dash_inductor.model.mask import ALIGNMENT, MAX_LENGTH, ROW_BLOCK
 
 NOBODY = MAX_LENGTH + 1
-"""The number of a query without a token."""
+"""The number of a query of no document."""
 
 
 def mask_of(band: Band) -> Mask:
@@ -59,6 +59,13 @@ class Rows:
         """(number, first row, first token, tokens) of each, the tokens behind the last one among them."""
         return list(zip(self.begins, self.starts, (*self.lengths, self.behind), strict=True))
 
+    def entries(self) -> list[tuple[int, int, int]]:
+        """The documents as `schedule.document_tiles.q_tiles` takes them; the tokens behind them by `alignment`."""
+        found = [(start, begin, length) for begin, start, length in self.documents()[:-1] if length]
+        begin, start, behind = self.documents()[-1]
+        parts = range(0, behind, self.alignment)
+        return found + [(start + i, begin + i, -min(self.alignment, behind - i)) for i in parts]
+
     def tokens_of_rows(self) -> list[int | None]:
         found: list[int | None] = [None] * self.rows
         for begin, start, length in self.documents():
@@ -70,9 +77,8 @@ class Rows:
         """The numbers of queries and of keys."""
         queries, keys = [NOBODY] * self.rows, list(range(self.rows))
         for d, (begin, _, length) in enumerate(self.documents()):
-            for row in range(begin, begin + length):
-                keys[row] = begin if d < len(self.lengths) else row
-                queries[row] = keys[row]
+            for row in range(begin, begin + length if d < len(self.lengths) else begin):
+                queries[row] = keys[row] = begin
         return queries, keys
 
     def blocks(self) -> tuple[list[int | None], list[int]]:

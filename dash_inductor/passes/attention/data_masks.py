@@ -77,6 +77,8 @@ class MaskTableNodes:
 
     def of_forward(self, before: Node) -> list[Node]:
         """Returns the nodes of the tables that the forward reads, which come last in its `extras`, in order."""
+        if self.traits.varlen:
+            return [self.result("q_tiles", before)]
         if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
         return self._all(("keys_seen", "counts", "row_steps"), before)

@@ -26,6 +26,15 @@ DATA = Group(
 )
 """The tensors of a mask that is data, see `data.ForwardData`; tables: tables per batch element, 1 or q_heads."""
 
+DOCUMENTS = Group({"q_tiles_ptr": "*i32"})
+"""The work list of packed documents, see `device.documents`."""
+
+PADDING = Group(
+    {"lse_ptr": "*fp32", "token_counts_ptr": "*i32"} | integers("heads", "rows"),
+    {"token_counts_ptr": shared.ANY_ADDRESS},
+)
+"""The log-sum-exp of packed documents, [heads, rows], and the token counts of their row blocks, for `device.prepare`."""
+
 DROPOUT = shared.dropout(8)
 
 SINKS = Group({"ptr": "*fp32"} | dict.fromkeys(("b", "h", "row"), "i64"), {"ptr": shared.ANY_ADDRESS})
@@ -48,10 +57,9 @@ class MaskKind(NamedTuple):
 
     HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
     FROM_THE_END: the last q tiles come first in the work list, see `schedule.table_tile_schedule`; HAS_DENSE: the
-    kernel reads mask bits, see `data.ForwardData`; SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; VARLEN_ROWS:
-    padded rows per row block of a varlen layout, 0 without one; HALF_TILES: see Note [Half tiles] in
-    `device.half_tile`; HAS_RANGES: some form `is_range`; READS_POSITIONS: some form reads the positions of the keys;
-    FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
+    kernel reads mask bits, see `data.ForwardData`; SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; HALF_TILES: see
+    Note [Half tiles] in `device.half_tile`; HAS_RANGES: some form `is_range`; READS_POSITIONS: some form reads the
+    positions of the keys; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -60,7 +68,6 @@ class MaskKind(NamedTuple):
     FROM_THE_END: bool
     HAS_DENSE: bool
     SEGMENT_IDS_AHEAD: int
-    VARLEN_ROWS: int
     HALF_TILES: bool
     HAS_RANGES: bool
     READS_POSITIONS: bool

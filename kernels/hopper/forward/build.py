@@ -11,10 +11,10 @@ from functools import cache, cached_property
 from typing import Any
 
 from ....errors import ArgumentError
-from ....model.mask import ROW_BLOCK
 from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
+from ....schedule.document_tiles import document_band
 from ....schedule.table_tile_schedule import from_the_end
 from ....upstream.gluon import GluonASTSource
 from ....upstream.triton_compiler import ASTSource
@@ -117,10 +117,12 @@ class Specialisation:
 
     @property
     def layout(self) -> Layout:
-        """The mask vectors and relations that the kernel reads; none with a dense mask, whose bits include all
-        relations.
+        """The mask vectors and relations that the kernel reads.
+
+        There are none with a dense mask, whose bits include all relations, and none with packed documents, whose tiles
+        belong to one document each.
         """
-        return Layout.of([]) if self.has_dense else layout(self.traits)
+        return Layout.of([]) if self.has_dense or self.traits.varlen else layout(self.traits)
 
     @property
     def segment_ids_ahead(self) -> int:
@@ -138,10 +140,16 @@ class Specialisation:
 
     @property
     def plain(self) -> bool:
-        """Whether the mask is a band and there is no dropout: the only case in which half tiles and short configs are
-        used.
-        """
+        """Whether the mask is a band and there is no dropout: the only case in which short configs are used."""
         return not (self.traits.components or self.traits.reads("dropout"))
+
+    @property
+    def bounds(self) -> tuple[bool, bool]:
+        """Whether the kernel tests the lower and the upper bound of the band; with packed documents always the lower
+        one, which hides all keys from the tokens behind the last document.
+        """
+        has_lo, has_hi = self.traits.bounds
+        return has_lo or self.traits.varlen, has_hi
 
     @property
     def fixed_base(self) -> bool:
@@ -173,9 +181,11 @@ class Specialisation:
     def half_tiles(self) -> bool:
         """Whether hidden halves of first kv tiles are skipped, see Note [Half tiles] in `device.half_tile`.
 
-        The config must allow it, and the mask must be a band with a lower bound.
+        The config must allow it, and the mask must be a band with a lower bound, of a document or of all tokens,
+        without dropout.
         """
-        return self.config.half_tiles and self.traits.has_lo and self.plain
+        band = self.traits.varlen or (self.plain and self.traits.has_lo)
+        return self.config.half_tiles and band and not self.traits.reads("dropout")
 
 
 def nominal_q_lens(site: Site, usual: int) -> tuple[int, ...]:
@@ -206,7 +216,7 @@ class Kernels:
         self.of, self.config = of, of.config
         self.columns, self.value_columns = tile_dims(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
-        self.functions = schedule_module("two_pass", of.traits.band)
+        self.functions = schedule_module("two_pass", document_band(of.traits.has_hi) if of.traits.varlen else of.traits.band)
 
     @cached_property
     def main(self) -> Any:
@@ -215,7 +225,7 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": self._data, "varlen_layout": shared.VARLEN_LAYOUT if traits.varlen else None,
+            "data": self._data, "documents": arguments.DOCUMENTS if traits.varlen else None,
             "target": shared.target(TYPES[p.dtype]) if traits.varlen else None,
             "bound": score.bound(traits), **operands.types(arguments.OPERANDS, traits),
         }  # fmt: skip
@@ -225,8 +235,8 @@ class Kernels:
 
     @property
     def _data(self) -> Group | None:
-        """The argument group of a mask that is data, or None."""
-        return arguments.DATA if self.of.traits.components else None
+        """The argument group of a mask that is data, or None; packed documents have a group of their own."""
+        return arguments.DATA if self.of.traits.components and not self.of.traits.varlen else None
 
     @property
     def _schedule(self) -> arguments.Schedule:
@@ -237,9 +247,8 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
-            *traits.bounds, p.even_kv, from_the_end(traits.has_lo, p.has_dense), p.has_dense, p.segment_ids_ahead,
-            ROW_BLOCK if traits.varlen else 0, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions,
-            **p.layout._asdict(),
+            *p.bounds, p.even_kv and not traits.varlen, from_the_end(traits.has_lo, p.has_dense), p.has_dense,
+            p.segment_ids_ahead, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property
@@ -252,7 +261,9 @@ class Kernels:
 
     @cached_property
     def prepare(self) -> Any:
-        return compile_kernel(prepare, ASTSource, {}, {"counter_ptr": "*i32"}, {"num_warps": 1})
+        padding = arguments.PADDING if self.of.traits.varlen else None
+        types: dict[str, Any] = {"counter_ptr": "*i32", "padding": padding}
+        return compile_kernel(prepare, ASTSource, {"ROWS": int(ROWS.value)}, types, {"num_warps": 1})
 
 
 @cache

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ....errors import ArgumentError
 from ....model.attention_spec import AttentionSpec
-from ....model.mask import ROW_BLOCK
+from ....model.mask import ALIGNMENT, ROW_BLOCK
+from ....schedule.document_tiles import WORDS
 from ....schedule.table_tile_schedule import seen_words
 from ....schedule.tile_schedule import Problem
 from ...common.call_launches import Address
@@ -39,17 +40,19 @@ class ForwardData(NamedTuple):
             schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, the whole mask as bits, see Note
             [Seen bits] in `schedule.table_tile_schedule`; None without a dense mask.
-        token_offsets, token_counts: int32 [row blocks], token offset and token count of each row block of a varlen
-            layout, see `model.VarlenLayout`; lengths are then those of the padded rows.  None without a varlen layout.
+        q_tiles: int32 [1 + q tiles at most, 4], contiguous: the work list of packed documents, see
+            `MaskTables.q_tiles`; lengths are then those of the padded rows.  None without them.
+        token_counts: int32 [row blocks], contiguous: the tokens of each row block of packed documents, see
+            `model.VarlenLayout`.  None without them; with them, nothing but these two is read.
     """
 
     q_vectors: Tensor | None
     kv_vectors: Tensor | None
-    keys_seen: Tensor
-    counts: Tensor
-    steps: Tensor
+    keys_seen: Tensor | None
+    counts: Tensor | None
+    steps: Tensor | None
     seen_bits: Tensor | None = None
-    token_offsets: Tensor | None = None
+    q_tiles: Tensor | None = None
     token_counts: Tensor | None = None
 
     @staticmethod
@@ -69,6 +72,7 @@ class ForwardData(NamedTuple):
 
         The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
         vectors, keys_seen, counts and steps.  With a dense mask there are no vectors, and the mask's bits come last.
+        Packed documents have one tensor, q_tiles.
 
         Args:
             count: the number of extras.
@@ -80,16 +84,16 @@ class ForwardData(NamedTuple):
         if not mask.operands:
             return None
         of_pairs, vectors, made = spec.traits.of_pairs, layout(spec.traits), list(range(operands, count))
-        wanted = 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
+        wanted = 1 if spec.traits.varlen else 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
         if len(made) != wanted:
             allowed = f"the {operands} operands of {spec}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{count} tensors", allowed)
+        if mask.varlen_layout is not None:
+            return (None, None, None, None, None, None, *made, mask.varlen_layout.token_count.index)
         if of_pairs:
             return (None, None, *made, None, None)
         of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        varlen = mask.varlen_layout
-        rows = (None, None) if varlen is None else (varlen.token_offset.index, varlen.token_count.index)
-        return (*of_vectors, *made, None, *rows)
+        return (*of_vectors, *made, None, None, None)
 
     def check(self, work: Problem, layout: Layout, device: torch.device) -> int:
         """Checks the tensors and returns the number of tables per batch element, 1 or the number of q heads.
@@ -101,17 +105,17 @@ class ForwardData(NamedTuple):
         Raises:
             ArgumentError: a tensor has another shape, layout, dtype or device, or there are too many kv tiles.
         """
-        by_head = self.seen_bits is not None and self.counts.shape[:1] == (work.batch * work.heads,)
+        by_head = self.seen_bits is not None and self.counts is not None and len(self.counts) == work.batch * work.heads
         tables = work.heads if by_head else 1
         if work.n_kv > 1 << 16:
             allowed = f"at most 2**16 tiles of {work.block_kv} keys where the mask is data"
             raise ArgumentError("key", (work.kv_len,), allowed)
         rows, row = (work.batch * tables, work.n_q), int(ROWS.value)
-        blocks = (work.q_len // ROW_BLOCK,)
         shapes: Sequence[tuple[int, ...]] = (
             (work.batch, layout.QUERIES, work.q_len), (work.batch, layout.KEYS, work.kv_len),
             (work.batch, tables, work.kv_len), rows, (*rows, work.n_kv),
-            (rows[0], -(-work.q_len // row), work.n_kv, 2 * row, seen_words(work.block_kv)), blocks, blocks,
+            (rows[0], -(-work.q_len // row), work.n_kv, 2 * row, seen_words(work.block_kv)),
+            (1 + work.q_len // ALIGNMENT, WORDS), (work.q_len // ROW_BLOCK,),
         )  # fmt: skip
         for name, tensor, shape in zip(self._fields, self, shapes, strict=True):
             if tensor is not None:
@@ -120,7 +124,7 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the main kernel's argument groups by name: "data", and "varlen_layout", None without a varlen layout.
+        """Returns the main kernel's argument groups "data" and "documents" by name; one of them is None.
 
         Args:
             places: for each field of `ForwardData`, its index in the operator's extras; None for absent tensors.
@@ -129,11 +133,10 @@ class ForwardData(NamedTuple):
         """
         # the kernel reads no absent tensor
         known = dict(zip(ForwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))
+        if places[ForwardData._fields.index("q_tiles")] is not None:
+            return {"data": None, "documents": arguments.DOCUMENTS.values(q_tiles_ptr=known["q_tiles"])}
         data = arguments.DATA.values(
             counts_ptr=known["counts"], steps_ptr=known["steps"], tables=tables, q_vectors=known["q_vectors"],
             kv_vectors=known["kv_vectors"], seen_bits_ptr=known["seen_bits"], keys_seen_ptr=known["keys_seen"],
         )  # fmt: skip
-        return {
-            "data": data,
-            "varlen_layout": (known["token_offsets"], known["token_counts"]) if known["token_offsets"] else None,
-        }
+        return {"data": data, "documents": None}

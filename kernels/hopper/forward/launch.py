@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ....errors import ArgumentError
 from ....model.attention_spec import AttentionSpec
+from ....model.mask import ROW_BLOCK
+from ....schedule.document_tiles import EVERYWHERE
 from ....schedule.tile_schedule import ClosedForm, Problem
 from ...common import launcher, score
 from ...common.call_launches import CallLaunch, CallLaunches, named_arguments
@@ -120,14 +122,21 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     places = ForwardData.places(spec, len(extras))
     (q, k, v), of_extras, (out, lse, counter) = numbered(3, used_extras(places, spec), 3)
     data = ForwardData.of(spec, extras)
-    about_data = dict.fromkeys(("data", "varlen_layout"))
+    about_data = dict.fromkeys(("data", "documents"))
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
+    padding = None
+    if about_data["documents"] is not None and places is not None:
+        padding = arguments.PADDING.values(
+            lse_ptr=lse, token_counts_ptr=of_extras[places[-1]], heads=work.heads, rows=work.q_len
+        )
     rows, keys = seen(ClosedForm("two_pass", work), spec, query.shape[2])
     read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
     keys_in_l2 = (of.config.head_chunk_mib << 20) // (2 * (site.head_dim + site.value_dim))
     head_chunk, last_head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
     lo, hi = work.bounds
+    if spec.mask.varlen_layout is not None and work.resolved.band.lo is None:  # the kernel tests it all the same
+        lo = EVERYWHERE
     problem = arguments.PROBLEM.values(
         batch_heads=work.batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
         kv_len=work.kv_len, lo=lo, hi=hi, head_chunk=head_chunk, last_head_chunk=last_head_chunk,
@@ -147,7 +156,10 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
         **about_data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
     )  # fmt: skip
     asked = [
-        CallLaunch(launcher.KernelLauncher(built.prepare, 1), (), named_arguments(reset, counter_ptr=counter)),
+        CallLaunch(
+            launcher.KernelLauncher(built.prepare, 1 if padding is None else work.q_len // ROW_BLOCK), (),
+            named_arguments(reset, counter_ptr=counter, padding=padding),
+        ),
         CallLaunch(main, (*skipped, out), of_main),
     ]
     of_out = of_operator(shape, spec), of_operator(strides, spec), query.dtype

@@ -4,12 +4,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ...shared.device.operations import role_barrier, wait_until_read
+from ...shared.device.operations import role_barrier, store_rows, wait_until_read
 from ...shared.device.steps import accumulator_layout
-from ...shared.device.varlen_layout import store_tile
+from ...shared.device.varlen_layout import store_tokens
 from .half_tile import half_tile_step
 from .listed import FULL, PARTIAL, SKIP, kv_of, read_packed_tile, use_of
-from .shared_memory import fact_stages, fact_words
+from .shared_memory import document_fact, fact_stages, fact_words
 from .sinks import load_sinks, with_sinks
 from .steps import LOWEST, as_left, first_step, last_product, log2, next_step, release, scaled, skip, wait_for
 from .sums import no_sums, sums_of
@@ -29,7 +29,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
 
 
 @gluon.jit
-def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
+def consume(work, data, documents, drops, shared, out_desc, target, lse_ptr, score, sinks, ME: gl.constexpr):
     """Runs a consumer: computes out and log-sum-exp of the ME-th row block of every q tile of the CTA.
 
     A row block visits its kv tiles from the last to the first.  The kv tiles that only other row blocks of the q tile
@@ -51,6 +51,11 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
         block = announced(work, shared, tiles, 2) + ME
         first = announced(work, shared, tiles, 3)
         q_tile = q_stage * work.CONSUMERS + ME
+        first_row, local = 0, work
+        if documents.GIVEN:
+            local = documents.within(work, announced(work, shared, tiles, document_fact(work.CONSUMERS) + 2))
+            if drops.GIVEN:
+                first_row = announced(work, shared, tiles, document_fact(work.CONSUMERS) + 1)
         exists = True
         if not data.GIVEN:
             bounds = tile_schedule_of(work, shared, tiles, ME)
@@ -64,26 +69,31 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
             m = gl.full([ROWS], 0.0 if score.FIXED_BASE else LOWEST, gl.float32, row_layout)
             total = no_sums(score, row_layout)
             acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, accumulator_layout(ROWS, BLOCK_DV, 4))
-            here = (b, head, block, rows, q_tile, seed)
+            here = (b, head, block, rows, q_tile, seed, first_row)
             if data.GIVEN:
                 acc, m, total = visit_packed_tiles(
-                    work, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
+                    local, data, drops, shared, score, zero, here, it, first, count, acc, m, total, ME
                 )
                 it += count
             else:
                 p, acc, m, total, it = tile_schedule_band(
-                    work, data, drops, shared, score, zero, here, it, bounds, acc, m, total
+                    local, data, drops, shared, score, zero, here, it, bounds, acc, m, total
                 )
             if not shared.OUT_IN_Q:
                 release(shared.q_empty.index(q_stage))
             if sinks is not None:
-                sink = load_sinks(sinks, b, head, rows, work.q_len)
+                sink = load_sinks(sinks, b, head, rows, local.q_len)
             if not data.GIVEN:
-                stage, acc, total = last_product(work, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
+                stage, acc, total = last_product(local, drops, shared, score, here, bounds[0], it - 1, p, acc, total)
             total = sums_of(score, total, row_layout)
             if sinks is not None:
                 m, total, shrink = with_sinks(sink, m, total)
-            store_logsumexp(work, lse_ptr, b, head, rows, m, total)
+            token = 0
+            if documents.GIVEN:  # read here, where registers are free again
+                token = announced(work, shared, tiles, document_fact(work.CONSUMERS))
+                first_row = announced(work, shared, tiles, document_fact(work.CONSUMERS) + 1)
+            lse_of_head = lse_ptr + (b * work.q_heads + head).to(gl.int64) * work.q_len + first_row
+            store_logsumexp(lse_of_head, rows, local.q_len, m, total)
             share = gl.where(total == 0, 0.0, 1.0 / total)
             if sinks is not None:
                 share = share * shrink
@@ -100,7 +110,7 @@ def consume(work, data, varlen_layout, drops, shared, out_desc, target, lse_ptr,
             if work.HAS_LO or work.HAS_HI or data.GIVEN:
                 # a row without keys has zero times values that others see, which may be NaN
                 acc = gl.where(share == 0.0, 0.0, acc)
-            store_out(varlen_layout, shared, out_desc, target, b, head, block * ROWS, acc, ME)
+            store_out(shared, out_desc, target, b, head, block * ROWS, token, local.q_len, acc, ME)
         else:
             release(shared.q_empty.index(q_stage))
         tiles += 1
@@ -229,17 +239,22 @@ def visit_packed_tiles(
 
 
 @gluon.jit
-def store_logsumexp(work, lse_ptr, b, head, rows, m, total):
-    """Stores the natural log-sum-exp of `rows`, from row maximum (base 2) and row sum; -inf where the sum is zero."""
+def store_logsumexp(lse_ptr, rows, q_len, m, total):
+    """Stores the natural log-sum-exp of `rows`, from row maximum (base 2) and row sum; -inf where the sum is zero.
+
+    lse_ptr: that of row 0; rows outside of ``0 .. q_len - 1`` are not stored.
+    """
     lse = (m + log2(total)) * 0.6931471805599453
-    offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
-    gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
+    gl.store(lse_ptr + rows, lse, mask=(rows >= 0) & (rows < q_len))
 
 
 @gluon.jit
-def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl.constexpr):
-    """Rounds `acc` to 16 bits and starts to store it through shared memory; what lies past the end of the tensor is
-    dropped.
+def store_out(shared, out_desc, target, b, head, row, token, q_len, acc, ME: gl.constexpr):
+    """Rounds `acc` to 16 bits and starts to store it through shared memory; what lies past the end of the tensor, or of
+    the document, is dropped.
+
+    token, q_len: the first token and the length of the document; only read with packed documents, where `target` is
+    given.
 
     A row block before the first one is not stored: a TMA store that begins at a negative row is an illegal instruction,
     whereas a load of such rows gives zeros.
@@ -255,9 +270,12 @@ def store_out(varlen_layout, shared, out_desc, target, b, head, row, acc, ME: gl
     fence_async_shared()
     role_barrier()
     if row >= 0:
-        store_tile(varlen_layout, target, out_desc, b, head, row, out, 4)
+        if target is None:
+            store_rows(out_desc, b, head, row, out)
+        else:
+            store_tokens(target, out_desc, b, head, token + row, q_len - row, out, 4)
     if shared.OUT_IN_Q:
         wait_until_read()
-        if varlen_layout.VARLEN_ROWS:
+        if target is not None:
             role_barrier()  # all threads have read what they stored themselves
         release(shared.q_empty.index(0))

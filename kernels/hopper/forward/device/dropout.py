@@ -40,16 +40,16 @@ class DropoutBits:
             return 0, 0
 
     @gluon.jit
-    def bits(self, seed, b, head, block, kv, BLOCK_KV: gl.constexpr):
+    def bits(self, seed, b, head, first_row, block, kv, BLOCK_KV: gl.constexpr):
         """Returns the words of random bits for a row block and a kv tile, uint32 [ROWS, BLOCK_KV], in the layout of
-        scores.
+        scores; both are counted from padded row `first_row`, where their document begins.
 
         Two neighbouring keys have the same word: its lower half is the bits of the first, its upper half the bits of
         the second.  seed: as `seed` returns it.
         """
         layout: gl.constexpr = _words_layout(BLOCK_KV)
-        rows = block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))
-        keys = kv * (BLOCK_KV // 4) + gl.arange(0, BLOCK_KV // 4, gl.SliceLayout(0, layout))
+        rows = first_row // 2 + block * (ROWS // 2) + gl.arange(0, ROWS // 2, gl.SliceLayout(1, layout))
+        keys = first_row // 4 + kv * (BLOCK_KV // 4) + gl.arange(0, BLOCK_KV // 4, gl.SliceLayout(0, layout))
         c0 = gl.expand_dims(rows, 1).to(gl.uint32)
         c1 = gl.expand_dims(keys, 0).to(gl.uint32)
         again, _ = self.seed()

@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ....common.device.score_gluon import Score
-from ...shared.device.varlen_layout import VarlenLayout
 from .consumer import consume
+from .documents import Documents
 from .dropout import DropoutBits
 from .listed import ListedMask
 from .producer import produce
@@ -16,7 +16,7 @@ from .tile_work import TileWork
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, varlen_layout, target, bound, sinks,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, documents, target, bound, sinks,
     SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """Computes out and log-sum-exp of attention.
@@ -30,9 +30,9 @@ def hopper_forward(
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
     the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`, and sinks if there are attention sinks.  With `varlen_layout`, q_len and kv_len count padded
-    rows, lse has padded rows, and the other tensors have tokens; only then `target` is given, the group
-    `arguments.target` of out.
+    see `score_gluon`, and sinks if there are attention sinks.  With `documents`, see the module of this name,
+    q_len counts padded rows, lse has padded rows, and the other tensors have tokens; only then `target` is given, the
+    group `arguments.target` of out.
     """
     work = TileWork(
         problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
@@ -40,18 +40,18 @@ def hopper_forward(
         MASK.HAS_LO, MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
     rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
-    rows = VarlenLayout(varlen_layout, problem.q_len, MASK.VARLEN_ROWS)
+    packed = Documents(documents, documents is not None)
     drops = DropoutBits(dropout, dropout is not None)
-    shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN)
+    shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN, rest.GIVEN or packed.GIVEN)
     fence_async_shared()
     score = Score(problem.scale_log2, bound, bound is not None, FORM.FIXED_BASE, FORM.SUMS_BY_MATMUL)
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.
     if FORM.CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
-                (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, rest, packed, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
+                (consume, (work, rest, packed, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
+                (produce, (work, rest, packed, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 1],
             [FORM.REGISTERS, FORM.PRODUCER_REGISTERS],
@@ -60,10 +60,10 @@ def hopper_forward(
         gl.static_assert(FORM.CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
-                (consume, (work, rest, rows, drops, shared, out_desc, target, lse_ptr, score, sinks, 2)),
-                (produce, (work, rest, rows, shared, q_desc, k_desc, v_desc, counter_ptr)),
+                (consume, (work, rest, packed, drops, shared, out_desc, target, lse_ptr, score, sinks, 0)),
+                (consume, (work, rest, packed, drops, shared, out_desc, target, lse_ptr, score, sinks, 1)),
+                (consume, (work, rest, packed, drops, shared, out_desc, target, lse_ptr, score, sinks, 2)),
+                (produce, (work, rest, packed, shared, q_desc, k_desc, v_desc, counter_ptr)),
             ],
             [4, 4, 1],
             [FORM.REGISTERS, FORM.REGISTERS, FORM.PRODUCER_REGISTERS],

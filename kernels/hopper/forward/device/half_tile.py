@@ -28,7 +28,7 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
     P: fp32 [ROWS, BLOCK_KV], zero in the second half; m, total: the running row maximum and row sum, fp32 [ROWS].
     here: see `first_step`.
     """
-    b, _head, _block, rows, q_tile, _seed = here
+    b, _head, _block, rows, q_tile, _seed, _first_row = here
     layout: gl.constexpr = accumulator_layout(ROWS, ROWS, 4)
     whole: gl.constexpr = accumulator_layout(ROWS, work.BLOCK_KV, 4)
     zero = gl.zeros([ROWS, ROWS], gl.float32, layout)

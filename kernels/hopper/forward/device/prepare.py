@@ -6,10 +6,21 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
-def prepare(counter_ptr):
-    """Zeroes counter_ptr, int32 [1]; launched as one program.
+def prepare(counter_ptr, padding, ROWS: tl.constexpr):
+    """Zeroes counter_ptr, int32 [1], and sets the log-sum-exp of padded rows without a token to -inf.
 
-    The main kernel may start at once, because it waits for the end of this one before it reads the counter.
+    padding: the group `arguments.PADDING`, with one program per row block of ROWS rows; None without packed documents,
+    with one program.  The main kernel may start at once, because it waits for the end of this one before it reads the
+    counter, and does not write these rows.
     """
     gdc_launch_dependents()
-    tl.store(counter_ptr, 0)
+    block = tl.program_id(0)
+    if block == 0:
+        tl.store(counter_ptr, 0)
+    if padding is not None:
+        local = tl.arange(0, ROWS)
+        tokens = tl.load(padding.token_counts_ptr + block)
+        if tokens < ROWS:
+            rows = padding.lse_ptr + block * ROWS + local
+            for head in range(padding.heads):
+                tl.store(rows + head.to(tl.int64) * padding.rows, float("-inf"), mask=local >= tokens)

@@ -18,10 +18,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from ...shared.device.clear import clear, complete, unseen_keys
+from ...shared.device.clear import clear, complete, keys_behind, unseen_keys
 from ...shared.device.operations import load_rows, role_barrier
 from .listed import has_unseen, kv_of, put_packed_tile
-from .shared_memory import fact_stages, fact_words
+from .shared_memory import document_fact, fact_stages, fact_words
 from .tile_work import ROWS
 
 
@@ -35,13 +35,14 @@ def draw(counter_ptr):
 
 
 @gluon.jit
-def announce(work, data, shared, tiles, b, head, first_block, first, count):
+def announce(work, data, shared, tiles, b, head, first_block, first, count, document):
     """Writes to shared memory what the consumers need to know of the CTA's tiles-th q tile, before its Q is announced.
 
     b, head: batch element and query head; first_block: its first row block; first: its first kv tile, or, if the mask
     is data, its first packed tile id; count: one more than its last kv tile, or, if the mask is data, the number of
     packed tile ids; 0 after the last q tile.  With a band, the four bounds of every consumer's tile schedule follow;
-    the producer has time to compute them before there is room for Q.
+    the producer has time to compute them before there is room for Q.  document: its first token, first row and signed
+    length, see `documents.Documents.entry`.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     zero = gl.full([1], 0, gl.int32, layout)
@@ -56,6 +57,8 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count):
             tile_schedule = work.tile_schedule(first_block + i, first, count)
             for j in gl.static_range(4):
                 shared.facts.index(place + 5 + 4 * i + j).store(zero + tile_schedule[j])
+        for i in gl.static_range(3):
+            shared.facts.index(place + document_fact(work.CONSUMERS) + i).store(zero + document[i])
     role_barrier()
 
 
@@ -108,20 +111,39 @@ def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, la
 
 
 @gluon.jit
-def load_queries(work, varlen_layout, shared, desc, b, head, first_block, stage, BYTES: gl.constexpr):
+def load_document_values(work, shared, desc, head, kv, token, it, landings, BYTES: gl.constexpr):
+    """Loads V of kv tile `kv` of a document, with zeros for keys behind its end; returns `landings`.
+
+    work: that of the document; token: its first token; the others are those of `load_seen_values`, but head: a kv head.
+    """
+    stage = wait_for_room(shared.v_empty, it, shared.STAGES)
+    ends = (kv + 1) * work.BLOCK_KV > work.kv_len
+    full = shared.v_full.index(gl.where(ends, shared.STAGES, stage))
+    mbarrier.expect(full, BYTES)
+    load_rows(desc, 0, head, token + kv * work.BLOCK_KV, full, shared.v.index(stage))
+    if ends:
+        mbarrier.wait(full, landings & 1)
+        clear(shared.v.index(stage), keys_behind(kv, work.kv_len, work.BLOCK_KV))
+        complete(shared.v_full.index(stage))
+        landings += 1
+    return landings
+
+
+@gluon.jit
+def load_queries(work, shared, desc, b, head, first_row, stage, BYTES: gl.constexpr):
+    """Loads the row blocks of a q tile; first_row: their first row in the descriptor."""
     full = shared.q_full.index(stage)
     mbarrier.expect(full, BYTES)
     for i in gl.static_range(work.CONSUMERS):
         tile = stage * work.CONSUMERS + i
-        row = (first_block + i) * ROWS
-        row = varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_row()
+        row = first_row + i * ROWS
         load_rows(desc, b, head, row, full, shared.q.index(tile))
         if shared.TAIL_D > 0:
             load_rows(desc, b, head, row, full, shared.q_tail.index(tile), shared.q.shape[2])
 
 
 @gluon.jit
-def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_ptr):
+def produce(work, data, documents, shared, q_desc, k_desc, v_desc, counter_ptr):
     """Runs the producer: fills the rings of Q, K and V in the order of use, K of the next step before V of this one.
 
     Rows and columns outside a descriptor, also before its first, arrive as zeros.  After the last q tile it announces
@@ -136,27 +158,36 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
     tiles = 0
     landings = 0
     place = gl.program_id(0)
+    q_tiles = documents.q_tiles(work)
     packed_tiles_ptr, steps, packed_tile, second = first_packed_tiles(work, data, place)
-    while place < work.count():
-        b, head, _q_tile, first_block = work.tile(place)
+    entry = document_entry(work, documents, place, q_tiles)
+    while place < work.count(q_tiles):
+        b, head, _q_tile, first_block = work.tile(place, q_tiles)
         kv_head = head // work.group
+        local, token, document = work, 0, (0, 0, 0)
+        first_row = -work.first_row()  # the descriptors' row of query 0
+        if documents.GIVEN:
+            first_block, token, row_of_document, length = entry
+            local, document = documents.within(work, length), (token, row_of_document, length)
+            first_row = token
         if data.GIVEN:
             ahead = gl.where(steps > 1, second, 0)
-            row = first_row_of(work, varlen_layout, packed_tile)
+            row = first_row_of(work, packed_tile)
             put_packed_tile(shared, done, ahead)
             load_keys(shared, k_desc, b, kv_head, row, done, K_BYTES)
-            later_row = first_row_of(work, varlen_layout, ahead)
+            later_row = first_row_of(work, ahead)
             place = draw(counter_ptr)
-            announce(work, data, shared, tiles, b, head, first_block, packed_tile, steps)
+            announce(work, data, shared, tiles, b, head, first_block, packed_tile, steps, document)
         else:
-            first, end = work.kv_tiles(first_block)
-            last_row = (end - 1) * work.BLOCK_KV - work.first_key()  # of the kv tile that is scheduled first
+            first, end = local.kv_tiles(first_block)
+            first_key = token if documents.GIVEN else -work.first_key()
+            last_row = (end - 1) * work.BLOCK_KV + first_key  # of the kv tile that is scheduled first
             steps = end - first
             load_keys(shared, k_desc, b, kv_head, last_row, done, K_BYTES)
             place = draw(counter_ptr)  # here, where the consumers have a step to go before there is room for Q
-            announce(work, data, shared, tiles, b, head, first_block, first, end)
+            announce(local, data, shared, tiles, b, head, first_block, first, end, document)
         stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
-        load_queries(work, varlen_layout, shared, q_desc, b, head, first_block, stage, Q_BYTES)
+        load_queries(work, shared, q_desc, b, head, first_row + first_block * ROWS, stage, Q_BYTES)
         if data.GIVEN:
             for step in range(1, steps):
                 before = packed_tile
@@ -165,7 +196,7 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
                 row = later_row  # asked for in the step before
                 ahead = gl.load(packed_tiles_ptr + (step + 1), mask=step + 1 < steps, other=0)
                 put_packed_tile(shared, done + step, ahead)
-                later_row = first_row_of(work, varlen_layout, ahead)
+                later_row = first_row_of(work, ahead)
                 load_keys(shared, k_desc, b, kv_head, row, done + step, K_BYTES)
                 landings = load_seen_values(
                     work, data, shared, v_desc, b, head, before, v_row, done + step - 1, landings, V_BYTES
@@ -180,11 +211,22 @@ def produce(work, data, varlen_layout, shared, q_desc, k_desc, v_desc, counter_p
             for step in range(1, steps):
                 k_row = last_row - step * work.BLOCK_KV
                 load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
-                load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
+                if documents.GIVEN:
+                    landings = load_document_values(
+                        local, shared, v_desc, kv_head, end - step, token, done + step - 1, landings, V_BYTES
+                    )
+                else:
+                    load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
             done += steps
-            load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
+            if documents.GIVEN:
+                entry = document_entry(work, documents, place, q_tiles)  # it comes while there is no room for V
+                landings = load_document_values(
+                    local, shared, v_desc, kv_head, first, token, done - 1, landings, V_BYTES
+                )
+            else:
+                load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
         tiles += 1
-    announce(work, data, shared, tiles, 0, 0, 0, 0, 0)
+    announce(work, data, shared, tiles, 0, 0, 0, 0, 0, (0, 0, 0))
     stage = wait_for_room(shared.q_empty, tiles, shared.Q_STAGES)
     mbarrier.arrive(shared.q_full.index(stage), count=1)
 
@@ -200,7 +242,8 @@ def first_packed_tiles(work, data, place):
     read them.
     """
     if data.GIVEN:
-        b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count() - 1))
+        q_tiles = work.q_tiles()
+        b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(q_tiles) - 1), q_tiles)
         packed_tiles_ptr, steps = data.packed_tiles_of(work, b, head, q_tile)
         more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
         return packed_tiles_ptr, steps, gl.load(packed_tiles_ptr), gl.load(packed_tiles_ptr + more)
@@ -209,7 +252,13 @@ def first_packed_tiles(work, data, place):
 
 
 @gluon.jit
-def first_row_of(work, varlen_layout, packed_tile):
+def document_entry(work, documents, place, q_tiles):
+    """Returns `Documents.entry` of the q tile at `place` in the work list; a `place` past the end gives the last one."""
+    _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(q_tiles) - 1), q_tiles)
+    return documents.entry(q_tile)
+
+
+@gluon.jit
+def first_row_of(work, packed_tile):
     """Returns the first row of a packed tile id's kv tile, as a row coordinate of the descriptors of K and V."""
-    row = kv_of(packed_tile) * work.BLOCK_KV
-    return varlen_layout.token(row) if varlen_layout.VARLEN_ROWS else row - work.first_key()
+    return kv_of(packed_tile) * work.BLOCK_KV - work.first_key()

@@ -28,7 +28,7 @@ class SharedMemory:
     [Sums] in `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`.
     packed_tiles: if LISTED (the mask is data), a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
-    Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED,
+    Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If CLEARS,
     v_full has one more barrier, which is the producer's own, see `shared.device.clear`.
     """
 
@@ -54,20 +54,28 @@ class SharedMemory:
 
 
 @gluon.constexpr_function
-def fact_words(consumers):
-    """Returns the number of int32 values that the producer announces of a q tile: five, and four per consumer."""
+def document_fact(consumers):
+    """Returns the index of the first of the three values that the producer announces of a q tile's document."""
     return 5 + 4 * consumers
 
 
 @gluon.constexpr_function
+def fact_words(consumers):
+    """Returns the number of int32 values that the producer announces of a q tile: five, four per consumer, and three of
+    its document.
+    """
+    return 5 + 4 * consumers + 3
+
+
+@gluon.constexpr_function
 def fact_stages(q_stages):
-    """Returns for how many q tiles the announced values are kept: one more than there are Q tiles in shared memory.
+    """Returns for how many q tiles the announced values are kept: two more than there are Q tiles in shared memory.
 
     So the values of the next q tile are there before its Q.  When the producer loads the Q of a tile, all consumers
-    have released the Q of the tile `q_stages` earlier, and have read the values of that tile.  The values of the next
-    tile may then overwrite them.
+    have released the Q of the tile `q_stages` earlier, but may still read values of that tile while they store its
+    results.  They have done with the tile before, whose values those of the next tile overwrite.
     """
-    return q_stages + 1
+    return q_stages + 2
 
 
 @gluon.jit
@@ -84,10 +92,11 @@ def _int32(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
+def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr, CLEARS: gl.constexpr):
     """Allocates all shared memory of a CTA, a `SharedMemory`, and initialises its barriers.
 
-    FORM: see `arguments.Form`; LISTED: the mask is data, so packed tile ids are needed.
+    FORM: see `arguments.Form`; LISTED: the mask is data, so packed tile ids are needed; CLEARS: the producer clears
+    rows of V.
     """
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
     BLOCK_D: gl.constexpr = FORM.BLOCK_D
@@ -131,7 +140,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr):
         q_empty=_barriers(Q_STAGES, CONSUMERS),
         k_full=_barriers(STAGES, 1),
         k_empty=_barriers(STAGES, CONSUMERS),
-        v_full=_barriers(STAGES + (1 if LISTED else 0), 1),
+        v_full=_barriers(STAGES + (1 if CLEARS else 0), 1),
         v_empty=_barriers(STAGES, CONSUMERS),
         Q_STAGES=Q_STAGES,
         STAGES=STAGES,

@@ -199,11 +199,11 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
     """Returns (P, m, total, shrink) after the first kv tile of a tile schedule; its product P V is left to the next
     step.
 
-    P is in fp32.  here: (batch element, query head, row block, its rows, its tile in the Q ring, dropout seed); masks:
-    whether the kv tile needs an elementwise mask; it: the number of the kv tile in the CTA; shrink: the factor of
-    earlier sums and outputs.
+    P is in fp32.  here: (batch element, query head, row block, its rows, its tile in the Q ring, dropout seed, first
+    padded row of its document); masks: whether the kv tile needs an elementwise mask; it: the number of the kv tile in
+    the CTA; shrink: the factor of earlier sums and outputs.
     """
-    b, head, block, rows, q_tile, _seed = here
+    b, head, block, rows, q_tile, _seed, _first_row = here
     segment_ids = None
     if data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, masks)
@@ -237,7 +237,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
 
     here, masks: see `first_step`; masks is a constant.
     """
-    b, head, block, rows, q_tile, seed = here
+    b, head, block, rows, q_tile, seed, first_row = here
     segment_ids = None
     if masks and data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, True)
@@ -247,7 +247,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     s = begin_scores(shared, q_tile, stage, zero)
     if drops.GIVEN:
         wait_for(shared.k_full, it, shared.STAGES)  # it is full; what may branch keeps bits and matmuls apart
-        p = drops.kept(p, drops.bits(seed, b, head, block, kv_before, work.BLOCK_KV))
+        p = drops.kept(p, drops.bits(seed, b, head, first_row, block, kv_before, work.BLOCK_KV))
     before = wait_for(shared.v_full, it - 1, shared.STAGES)
     total = begin_sums(score, shared, p, total)
     acc = warpgroup_mma(p, shared.v.index(before), acc, is_async=True)
@@ -286,8 +286,8 @@ def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
     acc, total).
     """
     if drops.GIVEN:
-        b, head, block, _rows, _q_tile, seed = here
-        p = drops.kept(p, drops.bits(seed, b, head, block, kv, work.BLOCK_KV))
+        b, head, block, _rows, _q_tile, seed, first_row = here
+        p = drops.kept(p, drops.bits(seed, b, head, first_row, block, kv, work.BLOCK_KV))
     stage = wait_for(shared.v_full, it, shared.STAGES)
     total = begin_sums(score, shared, p, total)
     acc = warpgroup_mma(p, shared.v.index(stage), acc, is_async=True)

@@ -62,20 +62,19 @@ class TileWork:
         return (self.row_blocks() + self.CONSUMERS - 1) // self.CONSUMERS
 
     @gluon.jit
-    def count(self):
-        """Returns the number of tiles in the work list."""
-        return self.q_tiles() * self.batch_heads
+    def count(self, q_tiles):
+        """Returns the number of tiles in the work list; q_tiles: those of a head."""
+        return q_tiles * self.batch_heads
 
     @gluon.jit
-    def tile(self, place):
+    def tile(self, place, q_tiles):
         """Returns (batch element, query head, index among the head's tiles, first row block) of tile `place` of the
-        work list.
+        work list, in which a head has `q_tiles` tiles.
 
         If the number of a head's row blocks is not a multiple of CONSUMERS, the tile with fewer of them is the one with
         the shortest tile schedule.  With FROM_THE_END that is the last of the list, whose first row block is then
         negative.
         """
-        q_tiles = self.q_tiles()
         first = gl.minimum(place // (self.head_chunk * q_tiles) * self.head_chunk, self.last_head_chunk)
         within = place - first * q_tiles
         heads = gl.where(first < self.last_head_chunk, self.head_chunk, self.batch_heads - self.last_head_chunk)

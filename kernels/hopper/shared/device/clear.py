@@ -40,6 +40,12 @@ def unseen_keys(keys_seen, row, kv, kv_len, BLOCK_KV: gl.constexpr):
 
 
 @gluon.jit
+def keys_behind(kv, kv_len, BLOCK_KV: gl.constexpr):
+    """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` from `kv_len` on, 0 for others."""
+    return gl.where(kv * BLOCK_KV + numbers(BLOCK_KV) >= kv_len, 1, 0)
+
+
+@gluon.jit
 def blind_queries(lse):
     """Returns int32 [rows]: 1 for queries of a tile that see no key, 0 for others.
 

@@ -57,13 +57,21 @@ def store_tile(varlen_layout, target, desc, b, h, row, tile, WARPS: gl.constexpr
         row = here(row)
         h = here(h)
         token = varlen_layout.token(row)
-        count = varlen_layout.count(row, tile.shape[0])
-        if count == tile.shape[0]:
-            store_rows(desc, b, h, token, tile, COLUMN)
-        else:
-            _store_first(target, h, token, count, tile, WARPS, COLUMN)
+        store_tokens(target, desc, b, h, token, varlen_layout.count(row, tile.shape[0]), tile, WARPS, COLUMN)
     else:
         store_rows(desc, b, h, row, tile, COLUMN)
+
+
+@gluon.jit
+def store_tokens(target, desc, b, h, token, count, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr = 0):
+    """Starts to store the first `count` rows of `tile`, or all if it has no more, to the tokens from `token` on.
+
+    The other arguments are those of `store_tile`, with a varlen layout.
+    """
+    if count >= tile.shape[0]:
+        store_rows(desc, b, h, token, tile, COLUMN)
+    else:
+        _store_first(target, h, token, count, tile, WARPS, COLUMN)
 
 
 @gluon.jit

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from dash_inductor.kernels.common.score import LOG2E
 from dash_inductor.kernels.hopper.forward import build
-from dash_inductor.kernels.reference.backward import visible
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
+from dash_inductor.schedule.document_tiles import EVERYWHERE, q_tiles
 
-from ....support import forward_tables
 from ....support.calls import traits_of
 from ....support.hopper_forward import rounding_of
 from ....support.hopper_forward_glue import (
@@ -28,7 +27,6 @@ from ....support.hopper_forward_glue import (
     Pointer,
     arguments_of,
     constants_of,
-    data_arguments,
 )
 from ....support.varlen_layout import LENGTHS, Rows
 
@@ -44,7 +42,6 @@ class Launch:
     Args:
         lengths, behind: as of `Rows`.
         columns: a key of `build.FORWARD_CONFIGS`; what is behind that is as of `hopper_forward_glue`.
-        elsewhere: the place of row blocks without tokens, by default behind all tokens.
     """
 
     lengths: tuple[int, ...]
@@ -55,7 +52,6 @@ class Launch:
     group: int = 1
     kv_heads: int = 1
     ctas: int = 3
-    elsewhere: int | None = None
 
     def __str__(self) -> str:
         heads = f"{self.kv_heads} groups of {self.group} on {self.ctas}"
@@ -86,17 +82,10 @@ class Launch:
         q, k, v = tensors or self.tensors()
         length = self.rows.rows
         tables = Problem(self.band, length, length, ROWS, BLOCK_KV, 1, self.heads)
-        band, (lo, hi) = tables.resolved.band, tables.bounds
-        queries, keys, place, count = self.rows.operands(elsewhere=self.elsewhere)
-        segment_ids = (
-            torch.where(queries == keys, queries, -2),
-            keys,
-        )  # numbers are segment ids, but for queries that see nothing
+        lo, hi = EVERYWHERE if self.band.lo is None else self.band.lo, self.band.hi or 0
         problem = self.problem
-        in_band = visible(band, torch.arange(length), torch.arange(length))
-        data = forward_tables.of_segment_ids(
-            *segment_ids, in_band, band.lo is not None, problem.config.consumers, BLOCK_KV, ROWS
-        )  # fmt: skip
+        listed = q_tiles(self.rows.entries(), tables, problem.config.consumers)
+        work_list = torch.tensor([(len(listed), 0, 0, 0), *listed], dtype=torch.int32)
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
         head_chunk = how.pop("head_chunk", min(2 * self.group, self.heads))
@@ -107,11 +96,10 @@ class Launch:
         }  # fmt: skip
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
-            counter_ptr=None, problem=sizes, data=data_arguments(data, 1),
-            varlen_layout={"token_offset_ptr": Pointer(Input(place)), "token_count_ptr": Pointer(Input(count))},
+            counter_ptr=None, problem=sizes, documents={"q_tiles_ptr": Pointer(Input(work_list))},
             target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
         )  # fmt: skip
-        constants = constants_of(problem, BLOCK_KV=BLOCK_KV, EVEN_KV=True, VARLEN_ROWS=ROWS)
+        constants = constants_of(problem, BLOCK_KV=BLOCK_KV)
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
         simulation.run()
         return Ran(self, out, lse, (q, k, v))
@@ -127,8 +115,9 @@ class Ran:
     def check(self) -> None:
         """Everything is written once, every token at its place, and numbers are attention's."""
         assert (self.out.writes == 1).all()
-        assert (self.lse.writes == 1).all()
         rows = self.launch.rows
+        exists = torch.tensor([token is not None for token in rows.tokens_of_rows()])
+        assert (self.lse.writes == exists).all()  # `prepare` writes the others
         q, k, v = (rows.filled(t.double()) for t in self.tensors)
         k, v = (t.repeat_interleave(self.launch.group, 1) for t in (k, v))
         keep = rows.keep(self.launch.band)
@@ -136,7 +125,7 @@ class Ran:
         lse = s.logsumexp(-1)
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
         torch.testing.assert_close(
-            self.lse.tensor.double(), lse, rtol=1e-5, atol=1e-5 + rounding_of(self.launch.problem)
+            self.lse.tensor.double()[..., exists], lse[..., exists], rtol=1e-5, atol=1e-5 + rounding_of(self.launch.problem)
         )
         torch.testing.assert_close(self.out.tensor.double(), rows.emptied(p @ v), rtol=1e-2, atol=1e-2)
 
@@ -160,7 +149,7 @@ def test_roles_compute_attention(launch: Launch) -> None:
     """Copies that arrive late and all CTAs at once; copies at any time and one CTA after the other."""
     launch.run(late=True).check()
     launch.run(seed=1, resident=1).check()
-    replace(launch, elsewhere=0).run(seed=2).check()
+    launch.run(seed=2).check()
 
 
 COMPANY = list(itertools.product(BANDS, build.FORWARD_CONFIGS))
