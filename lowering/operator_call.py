@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 
 from ..operators.direct import TAKES_LAYOUTS
+from ..operators.document_tiles import document_tiles
 from ..operators.mask_tables import mask_tables
 from ..upstream.dispatch import OpOverload
 from ..upstream.inductor import FallbackKernel, IRNode, TensorBox, V, register_lowering
@@ -52,8 +53,9 @@ def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
 
 
 def register() -> None:
-    """Registers the lowering of the operator `mask_tables`, which is always an `operator_call`."""
-    register_lowering(mask_tables, type_promotion_kind=None)(partial(operator_call, mask_tables))
+    """Registers the lowerings of the operators of masks, which are always an `operator_call`."""
+    for operator in (mask_tables, document_tiles):
+        register_lowering(operator, type_promotion_kind=None)(partial(operator_call, operator))
 
 
 def operator_call(operator: OpOverload, *args: Any) -> Sequence[TensorBox]:

@@ -128,7 +128,7 @@ class PackedOperands(NamedTuple):
 
     Attributes:
         queries, keys: [1, rows], in the dtype of the starts: segment ids, equal only for tokens of the same document.
-            Those of keys ascend.  Rows that belong to no document have ids that no row of the other side has.
+            as `model.VarlenLayout` defines them; those of keys ascend.
         token_offsets, token_counts: int32 [row blocks], as in `model.VarlenLayout`.
     """
 

@@ -138,8 +138,9 @@ class VarlenLayout:
         token_count: int32 [row blocks], contiguous: how many rows of each row block hold a token, 0 to `ROW_BLOCK`;
             these are its first rows.  Each of these tokens exists, and every token has exactly one row.
 
-    The first row of a document has the segment id of all its rows.  Tokens that belong to no document see no key and
-    are seen by no query; their rows begin at a multiple of `ALIGNMENT`.
+    The segment id of a document is the index of its first row.  Keys of no document have their own row as segment id,
+    and queries of no document an id that no key has: they see nothing and are not seen.  Tokens of no document have
+    rows that begin at a multiple of `ALIGNMENT`.
     """
 
     token_offset: Operand

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..kernels.common.mask_data import MaskData
 from ..kernels.common.relations import Layout, vectors
-from ..model.mask import ALIGNMENT, ROW_BLOCK, Mask
+from ..model.mask import ROW_BLOCK, Mask
 from ..model.plan import Plan
 from .direct import call_directly
 
@@ -45,7 +45,6 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from ..schedule.document_tiles import WORDS
     from ..schedule.table_tile_schedule import seen_words
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
@@ -62,15 +61,13 @@ def _fake(
     of_tokens = [
         (batch, count, length) if count else (0,) for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
     ]
-    varlen = data.varlen_layout is not None
     tile_schedules = [
-        (0,) if varlen else (tables, q_tiles),
-        (0,) if varlen else (tables, q_tiles, row_kv),
+        (0,) if data.varlen else (tables, q_tiles),
+        (0,) if data.varlen else (tables, q_tiles, row_kv),
         (tables, n_kv),
         (tables, n_kv, n_q),
         (tables, n_q),
         (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
-        (1 + q_len // ALIGNMENT, WORDS) if varlen else (0,),
     ]
     new = extras[0].new_empty
     return [

@@ -29,8 +29,7 @@ class MaskData:
             operands by field, without absent operands.  The shape follows the axes of the operand; elementwise masks
             (operands of pairs) may have size 1 where they broadcast.  Strides are arbitrary.  The dtype is an integer
             type, or for booleans bool or, for operands of keys, uint8.
-        varlen_layout: token offset and token count of each row block of packed documents, see `model.VarlenLayout`;
-            None if positions are tokens.
+        varlen: whether positions are the padded rows of packed documents (`model.VarlenLayout`), not tokens.
 
     Raises:
         ArgumentError: there is no data, or a tensor has another dtype, shape or device.
@@ -43,7 +42,7 @@ class MaskData:
     q_len: int
     kv_len: int
     values: tuple[tuple[type[Component], Mapping[str, Tensor]], ...]
-    varlen_layout: tuple[Tensor, Tensor] | None = None
+    varlen: bool = False
 
     def __post_init__(self) -> None:
         found = [(kind, name, value) for kind, values in self.values for name, value in values.items()]
@@ -85,9 +84,7 @@ class MaskData:
             (type(component), {name: extras[operand.index] for name, operand in component.given.items()})
             for component in mask.others
         )
-        layout = mask.varlen_layout
-        rows = None if layout is None else (extras[layout.token_offset.index], extras[layout.token_count.index])
-        return MaskData(mask.band, batch, q_heads, kv_heads, q_len, kv_len, values, rows)
+        return MaskData(mask.band, batch, q_heads, kv_heads, q_len, kv_len, values, mask.varlen_layout is not None)
 
     @property
     def device(self) -> torch.device:
@@ -130,15 +127,12 @@ class MaskTables(NamedTuple):
             vectors.
         keys_seen: bool [batch, 1 or q_heads, kv_len]: whether some query sees the key.
         counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the tile schedules of the forward.  Empty
-            with packed documents.
+            with packed documents, whose forward reads a work list, see `document_tiles`.
         visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the tile schedules of the backward.
         contributions: int32 [tables, n_q]: number of kv tiles that add to a q tile of the backward.
         seen_bits: int32 [tables, row blocks, n_kv, threads, words]: the elementwise mask as bits, see Note [Seen bits]
             in `schedule.table_tile_schedule`, for the forward's row blocks and kv tiles.  Empty where there is no
             elementwise mask.
-        q_tiles: int32 [1 + padded rows / ALIGNMENT, 4]: the forward's work list of packed documents, whose first entry
-            holds their number (and zeros), and whose others are `schedule.document_tiles.QTile`; entries behind the
-            last q tile are undefined.  Empty without packed documents.
     """
 
     q_vectors: Tensor
@@ -150,4 +144,3 @@ class MaskTables(NamedTuple):
     steps: Tensor
     contributions: Tensor
     seen_bits: Tensor
-    q_tiles: Tensor

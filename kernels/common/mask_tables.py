@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...model.mask import ALIGNMENT, ROW_BLOCK, Band
+from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan
-from ...schedule.document_tiles import EVERYWHERE, WORDS, document_band
 from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
 from ...schedule.tile_schedule import Problem
 from .compiling import schedule_module
-from .device import document_tiles, segment_ids, tables, tile_pairs
+from .device import segment_ids, tables, tile_pairs
 from .device.relations.between import KV_RANGES, write_kv_ranges
 from .device.relations.equal import SEGMENT_IDS
 from .device.relations.form import Vectors
@@ -38,8 +37,6 @@ DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
 """q tiles and kv tiles of a program of `classify` that reads an elementwise mask."""
 LINES = 16
 """Rows of a tile pair that `classify` reads at once."""
-SLOTS = 64
-"""Slots of packed documents that a program of `document_tiles` reads at once."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels reads at once."""
 
@@ -184,11 +181,8 @@ class _Builder:
         else:
             of_tile_schedules = self._classified(shape.backward, *both)
         tile_schedules = self._tile_schedules(of_tile_schedules, rows_seeing)
-        if self.data.varlen_layout is None:
-            rows, q_tiles = self._rows(of_rows, keys_seen), self._new(0)
-        else:
-            rows, q_tiles = (self._new(0), self._new(0)), self._q_tiles(*both, *self.data.varlen_layout)
-        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits, q_tiles)
+        rows = (self._new(0), self._new(0)) if self.data.varlen else self._rows(of_rows, keys_seen)
+        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the vectors of queries and of keys, and the ranges of the first segment ids of both by tiles of
@@ -323,24 +317,6 @@ class _Builder:
             CONSUMERS=self.shape.consumers, BLOCK_KV=problem.block_kv, COLUMNS=COLUMNS,
         )  # fmt: skip
         return counts, steps
-
-    def _q_tiles(
-        self, q_vectors: Tensor, kv_vectors: Tensor, token_offsets: Tensor, token_counts: Tensor
-    ) -> Tensor:
-        """Returns the forward's work list of packed documents, `MaskTables.q_tiles`."""
-        problem, slots = self.shape.forward, self.data.q_len // ALIGNMENT
-        entries, steps = self._new(slots, WORDS), self._new(slots)
-        found = self._new(1 + slots, WORDS)
-        band, grid = self.shape.band, (-(-slots // SLOTS),)
-        lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
-        self._launch(
-            document_tiles.measure_documents, grid,
-            q_vectors, kv_vectors, token_offsets, token_counts, entries, steps, slots, lo, hi,
-            KV_RANGE=schedule_module("two_pass", document_band(band.hi is not None)).dash_kv_range, CONSUMERS=self.shape.consumers,
-            ROW_BLOCK=problem.block_q, BLOCK_KV=problem.block_kv, ALIGNMENT=ALIGNMENT, BLOCK=SLOTS,
-        )  # fmt: skip
-        self._launch(document_tiles.order_q_tiles, grid, entries, steps, found, slots, BLOCK=SLOTS)
-        return found
 
     def _tile_schedules(self, kinds: Tensor, rows_seeing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         data, problem = self.data, self.shape.backward

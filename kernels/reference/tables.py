@@ -8,10 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...model.mask import ALIGNMENT, ROW_BLOCK
 from ...model.plan import Plan
 from ...model.relations import Axis
-from ...schedule.document_tiles import WORDS, q_tiles
 from ...schedule.table_tile_schedule import Tables, forward_packed_tiles, from_the_end
 from ...schedule.tile_schedule import Problem
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
@@ -30,13 +28,10 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     shape = Shape.of(data, plan)
     shown = _shown(data)
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
-    if data.varlen_layout is None:
-        (counts, row_steps), listed = _rows(shape, shown, data.dense is not None), nothing
-    else:
-        counts, row_steps, listed = nothing, nothing, _q_tiles(data, shape, *data.varlen_layout)
-    seen_bits = counts.new_empty(0) if data.dense is None else _seen_bits(shape, shown)
+    rows = (nothing, nothing.clone()) if data.varlen else _rows(shape, shown, data.dense is not None)
+    seen_bits = nothing.clone() if data.dense is None else _seen_bits(shape, shown)
     tile_schedules = _tile_schedules(data, shape, plan, shown)
-    return MaskTables(*_vectors(data), shown.any(2), counts, row_steps, *tile_schedules, seen_bits, listed)
+    return MaskTables(*_vectors(data), shown.any(2), *rows, *tile_schedules, seen_bits)
 
 
 def _shown(data: MaskData) -> Tensor:
@@ -108,26 +103,6 @@ def _rows(shape: Shape, shown: Tensor, has_dense: bool) -> tuple[Tensor, Tensor]
         counts[t, tile] = len(packed_tiles)
         steps[t, tile, : len(packed_tiles)] = torch.tensor(packed_tiles, dtype=torch.int32)
     return counts.to(shown.device), steps.to(shown.device)
-
-
-def _q_tiles(data: MaskData, shape: Shape, token_offsets: Tensor, token_counts: Tensor) -> Tensor:
-    """Returns the work list of packed documents, with zeros behind the last q tile."""
-    queries, keys = (side[0, 0].tolist() for side in _vectors(data))
-    per_slot = ALIGNMENT // ROW_BLOCK
-    documents: dict[int, int] = {}  # signed lengths by first row
-    for slot, counts in enumerate(token_counts.split(per_slot)):
-        row, tokens = slot * ALIGNMENT, int(counts.sum())
-        outside = queries[row] != keys[row]
-        documents[keys[row]] = documents.get(keys[row], 0) + (-tokens if outside else tokens)
-    found = [
-        (int(token_offsets[row // ROW_BLOCK]), row, length) for row, length in sorted(documents.items()) if length
-    ]
-    listed = torch.zeros(1 + data.q_len // ALIGNMENT, WORDS, dtype=torch.int32)
-    entries = q_tiles(found, shape.forward, shape.consumers)
-    listed[0, 0] = len(entries)
-    if entries:
-        listed[1 : 1 + len(entries)] = torch.tensor(entries, dtype=torch.int32)
-    return listed.to(data.device)
 
 
 def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Adds the tile tables of a data-dependent mask to a graph, for kernels that read their tile schedule from tables.
 
 The tables (which tile pairs to visit, in which order) are computed on the device by one node,
-`dash_inductor::mask_tables`, which all layers with the same mask share.
+`dash_inductor::mask_tables`, which all layers with the same mask share.  The forward of packed documents reads a work
+list instead, the result of `dash_inductor::document_tiles`.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -17,7 +19,9 @@ from ...kernels.common.mask_data import MaskTables
 from ...kernels.common.relations import layout
 from ...kernels.families import family
 from ...model.traits import Traits
+from ...operators.document_tiles import document_tiles
 from ...operators.mask_tables import mask_tables
+from ...upstream.dispatch import OpOverload
 from .match import Match
 
 aten = torch.ops.aten
@@ -30,30 +34,30 @@ def needs_tables(match: Match) -> bool:
 
 @dataclass(frozen=True)
 class MaskTableNodes:
-    """The graph node that computes, at run time, the tile tables of an attention's mask: which tile pairs are visible.
+    """The graph nodes that compute, at run time, the tile tables of an attention's mask: which tile pairs are visible.
 
-    Made by `build`.
+    Made by `of`.  Nodes are inserted when a forward or a backward asks for them.
 
     Attributes:
-        emitter: inserts the nodes that select one of the tables.
-        tables: the `dash_inductor::mask_tables` node, whose outputs are the tables that kernels read.
+        emitter: inserts the nodes.
+        arguments: those of the `dash_inductor::mask_tables` node, whose outputs are the tables that kernels read.
         traits: the specialization key of the attention's kernels, which determines the tables that they read.
     """
 
     emitter: Emitter
-    tables: Node
+    arguments: tuple[Any, ...]
     traits: Traits
 
     @staticmethod
-    def build(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
-        """Inserts the node that computes the tables of `match`'s mask, or finds that of an earlier layer.
+    def of(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
+        """Returns the nodes for the mask of `match`; its lengths are inserted at once.
 
         Args:
             emitter: inserts the nodes.
             match: the attention.
             extras: the extra tensors of the attention's operators, those of the mask first.  The tables depend only on
                 those of the mask, so layers with the same mask share them even if other extra tensors differ.
-            before: the node before which the new node is inserted.
+            before: the node before which lengths are inserted.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
@@ -67,18 +71,22 @@ class MaskTableNodes:
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
-        tables = emitter.shared(mask_tables, arguments, {}, before=before, like=extras[0])
-        return MaskTableNodes(emitter, tables, site.spec.traits)
+        return MaskTableNodes(emitter, arguments, site.spec.traits)
+
+    def _call(self, target: OpOverload, arguments: tuple[Any, ...], before: Node) -> Node:
+        """Returns the node of a call on the mask's tensors: that of an earlier layer with this mask, or a new one."""
+        return self.emitter.shared(target, arguments, {}, before=before, like=self.arguments[0][0])
 
     def result(self, name: str, before: Node) -> Node:
         """Returns the node of one output of `mask_tables`, by its name in `MaskTables`; inserts it if necessary."""
-        index = MaskTables._fields.index(name)
-        return self.emitter.shared(operator.getitem, (self.tables, index), {}, before=before, like=self.tables)
+        tables, index = self._call(mask_tables, self.arguments, before), MaskTables._fields.index(name)
+        return self.emitter.shared(operator.getitem, (tables, index), {}, before=before, like=tables)
 
     def of_forward(self, before: Node) -> list[Node]:
         """Returns the nodes of the tables that the forward reads, which come last in its `extras`, in order."""
         if self.traits.varlen:
-            return [self.result("q_tiles", before)]
+            operands, rows, *_, mask, plan = self.arguments
+            return [self._call(document_tiles, (operands, rows, mask, plan), before)]
         if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
         return self._all(("keys_seen", "counts", "row_steps"), before)

@@ -253,5 +253,5 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     of_mask = extras(emitter, match, before)
     if not needs_tables(match):
         return _Inputs((query, key, value), of_mask, None)
-    data = MaskTableNodes.build(emitter, match, of_mask, before)
+    data = MaskTableNodes.of(emitter, match, of_mask, before)
     return _Inputs((query, key, value), of_mask, data)

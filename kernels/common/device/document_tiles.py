@@ -16,14 +16,17 @@ WORDS, NOWHERE = tl.constexpr(document_tiles.WORDS), tl.constexpr(document_tiles
 
 
 @triton.jit
-def _of_slots(slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ALIGNMENT: tl.constexpr, ROW_BLOCK: tl.constexpr):
+def _of_slots(
+    slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ids_i, ids_j, ALIGNMENT: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+):  # fmt: skip
     """Returns (first row of the document, tokens in the slot, whether it lies behind the last document) of some
     slots.
     """
     exists = slots < number
-    row = slots * ALIGNMENT
-    first = tl.load(KV_SEGMENT_IDS + row, mask=exists, other=-1)
-    outside = tl.load(Q_SEGMENT_IDS + row, mask=exists, other=-1) != first
+    row = slots.to(tl.int64) * ALIGNMENT
+    first = tl.load(KV_SEGMENT_IDS + row * ids_j, mask=exists, other=-1).to(tl.int32)
+    outside = tl.load(Q_SEGMENT_IDS + row * ids_i, mask=exists, other=-1).to(tl.int32) != first
     tokens = tl.zeros_like(slots)
     for i in tl.static_range(ALIGNMENT // ROW_BLOCK):
         tokens += tl.load(TOKEN_COUNTS + slots * (ALIGNMENT // ROW_BLOCK) + i, mask=exists, other=0)
@@ -32,25 +35,27 @@ def _of_slots(slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ALIGNM
 
 @triton.jit(do_not_specialize=["number", "lo", "hi"])
 def measure_documents(
-    Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_OFFSETS, TOKEN_COUNTS, ENTRIES, STEPS, number, lo, hi,
+    Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_OFFSETS, TOKEN_COUNTS, ENTRIES, STEPS, ids_i, ids_j, number, lo, hi,
     KV_RANGE: tl.constexpr, CONSUMERS: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK_KV: tl.constexpr,
     ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the entry of each slot's q tile, and the number of kv tiles that the q tile visits, 0 if there is none.
 
-    One program per BLOCK slots.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: int32 [rows], the index of the first key with the same
-    id, as `segment_ids.first_equal` writes them.  TOKEN_OFFSETS, TOKEN_COUNTS: as in `model.VarlenLayout`.  ENTRIES:
-    int32 [slots, WORDS], see `schedule.document_tiles.QTile`; STEPS: int32 [slots].  number: of slots; lo, hi: the
-    bounds of the band; KV_RANGE: a function of the schedule, as `dash_kv_range`, for a
-    `document_band`.
+    One program per BLOCK slots.  Q_SEGMENT_IDS, KV_SEGMENT_IDS: integers [rows] with strides ids_i and ids_j, and
+    TOKEN_OFFSETS, TOKEN_COUNTS, as `model.VarlenLayout` defines them.  ENTRIES: int32 [slots, WORDS], see
+    `schedule.document_tiles.QTile`; STEPS: int32 [slots].  number: of slots; lo, hi: the bounds of the band; KV_RANGE:
+    a function of the schedule, as `dash_kv_range`, for a `document_band`.
     """
     slots = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first, tokens, outside = _of_slots(slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ALIGNMENT, ROW_BLOCK)
+    first, tokens, outside = _of_slots(
+        slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ids_i, ids_j, ALIGNMENT, ROW_BLOCK
+    )
     length = tl.zeros_like(slots)
     for begin in range(0, number, BLOCK):
         of_others, theirs, _ = _of_slots(
-            begin + tl.arange(0, BLOCK), number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ALIGNMENT, ROW_BLOCK
-        )
+            begin + tl.arange(0, BLOCK), number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ids_i, ids_j, ALIGNMENT,
+            ROW_BLOCK,
+        )  # fmt: skip
         length += tl.sum(tl.where(of_others[None, :] == first[:, None], theirs[None, :], 0), 1)
     q_tile = slots - first // ALIGNMENT
     blocks = tl.cdiv(length, ROW_BLOCK)
