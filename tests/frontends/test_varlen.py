@@ -54,7 +54,7 @@ WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (5, 0), "both sides": 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("window", list(WINDOWS))
 def test_values(window: str, dynamic: bool) -> None:
-    """Output and gradients are the same as of every document alone; a token behind the last one has its value."""
+    """Output and gradients are the same as of every document alone; tokens behind the last one have zeros."""
     starts = documents(0, 7, 7, 8, 30, 44)
     inputs = tensors((50, 4, 16), (50, 2, 16), (50, 2, 16))
     with capture(strict=True) as graphs:
@@ -63,7 +63,7 @@ def test_values(window: str, dynamic: bool) -> None:
     (record,) = sites()
     assert record.mask == {"full": MASK, "causal": f"causal & {MASK}"}.get(window, record.mask)
     assert_exact(results, inputs, starts, WINDOWS[window])
-    assert torch.equal(results[0][44:], inputs[2].repeat_interleave(2, 1)[44:])
+    assert not any(result[44:].any() for result in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

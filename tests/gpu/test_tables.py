@@ -18,7 +18,7 @@ from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.mask_tables import mask_tables as operator
 
-from ..support.table_words import data_of, interval_of, plan_of, same_tables, values_of, with_values
+from ..support.table_words import data_of, interval_of, plan_of, same_tables, same_work_lists, values_of, with_values
 from ..support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +49,12 @@ def test_intervals(seed: int) -> None:
     data = with_values(data, interval=interval, **alone)
     plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
     same_tables(mask_tables.build(data, plan), defined(data, plan))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_lists(seed: int) -> None:
+    """Of random packed documents."""
+    same_work_lists(random.Random(seed), "cuda")
 
 
 def test_long_documents_as_intervals() -> None:

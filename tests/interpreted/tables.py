@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dash_inductor.kernels.common import mask_tables
+from dash_inductor.kernels.common import document_tiles, mask_tables
 from dash_inductor.kernels.common.device.relations.form import Side
 from dash_inductor.kernels.common.launch_list import Notes
 from dash_inductor.kernels.common.mask_data import MaskData
@@ -27,7 +27,16 @@ from dash_inductor.model.components import Keys
 from dash_inductor.model.mask import Band
 from dash_inductor.schedule.schedules import LEAST
 
-from ..support.table_words import data_of, dilation_of, interval_of, operand, plan_of, same_tables, with_values
+from ..support.table_words import (
+    data_of,
+    dilation_of,
+    interval_of,
+    operand,
+    plan_of,
+    same_tables,
+    same_work_lists,
+    with_values,
+)
 from ..support.tile_pairs import PairMask, random_mask
 
 
@@ -63,6 +72,12 @@ def dilations(rng: random.Random) -> None:
         beside["interval"] = interval_of(rng, data)
     alone = {"valid": None, "segments": None} if rng.random() < 0.6 else {}
     compare(rng, with_values(data, **alone | beside))
+
+
+def documents(rng: random.Random) -> None:
+    """Work lists of packed documents."""
+    document_tiles.SLOTS = rng.choice((1, 4, 64))
+    same_work_lists(rng)
 
 
 @triton.jit
@@ -192,7 +207,7 @@ def altered(rng: random.Random) -> None:
 
 KINDS = {
     f.__name__: f
-    for f in (vectors, intervals, dilations, verdicts, dense, seen_bits, united, bent, extreme, alone, altered)
+    for f in (vectors, intervals, dilations, documents, verdicts, dense, seen_bits, united, bent, extreme, alone, altered)
 }
 
 

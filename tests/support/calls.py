@@ -46,7 +46,7 @@ def forward_spec_of(
     """The call of a forward that is given such a `ForwardData` and dropout."""
     first, second = Operand(0), Operand(1)
     dense = None if data is None or data.seen_bits is None else Dense(first)
-    varlen_layout = None if data is None or data.token_offsets is None else VarlenLayout(Operand(2), Operand(3))
+    varlen_layout = None if data is None or data.token_counts is None else VarlenLayout(Operand(2), Operand(3))
     segments = None if data is None or dense is not None else Segments(first, second, varlen_layout)
     drops = None if dropout is None else Dropout(0.5, Operand(4))
     return AttentionSpec(Mask(band, segments=segments, dense=dense), scale, (tuple(order),), None, drops)

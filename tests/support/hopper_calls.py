@@ -68,14 +68,16 @@ def given(
     What the mask reads of its own operands is in `data`; any other tensor stands for them.
     """
     spec = _renumbered(spec)
-    made = [] if data is None else [tensor for tensor in data[:6] if tensor is not None]
+    count = 7 if isinstance(data, ForwardData) else 6
+    made = [] if data is None else [tensor for tensor in data[:count] if tensor is not None]
     extras = [*made[:1] * len(spec.mask.operands), *(operands[name] for name in spec.given), *made]
-    if data is not None and spec.mask.varlen_layout is not None and data.token_offsets is not None:
+    layout = spec.mask.varlen_layout
+    if data is not None and layout is not None:
         assert data.token_counts is not None
-        extras[spec.mask.varlen_layout.token_offset.index], extras[spec.mask.varlen_layout.token_count.index] = (
-            data.token_offsets,
-            data.token_counts,
-        )
+        extras[layout.token_count.index] = data.token_counts
+        if isinstance(data, BackwardData):
+            assert data.token_offsets is not None
+            extras[layout.token_offset.index] = data.token_offsets
     if isinstance(data, BackwardData) and data.dense is not None:
         (dense,) = [o.index for component in spec.mask.others if component.RELATION.pairs for o in component.operands]
         extras[dense] = data.dense

@@ -22,7 +22,7 @@ def documents(*starts: int, device: str = "cpu") -> Tensor:
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tuple[int, int]) -> Tensor:
-    """The output, [tokens, heads, dim] as `q`; a token behind the last document has its value.
+    """The output, [tokens, heads, dim] as `q`; tokens behind the last document have zeros.
 
     Args:
         k, v: [tokens, kv heads, dim].
@@ -33,7 +33,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tu
     parts = []
     for start, end in itertools.pairwise(places):
         parts.append(_document(*(t[start:end].transpose(0, 1) for t in (q, k, v)), window).transpose(0, 1))
-    return torch.cat([*parts, v[places[-1] :] + q[places[-1] :] * 0.0])
+    return torch.cat([*parts, torch.zeros_like(v[places[-1] :])])
 
 
 def _document(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int]) -> Tensor:

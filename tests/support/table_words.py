@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.common import document_tiles as work_lists
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
 from dash_inductor.model.components import Component, Dense, Dilated, Interval, Keys, Segments
-from dash_inductor.model.mask import Band
+from dash_inductor.model.mask import ROW_BLOCK, Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.schedule.schedules import define, supports
 
 from .tile_pairs import PairMask
+from .varlen_layout import Rows, mask_of
 
 SCHEDULES = ("ascending", "descending", "spt", "bent_fold")
 """The schedules whose CTAs only wait for earlier ones."""
@@ -125,6 +127,22 @@ def dilation_of(rng: random.Random, data: MaskData) -> tuple[Tensor, Tensor]:
     few, generator = torch.tensor([-3, 0, *steps]), torch.Generator().manual_seed(rng.randrange(2**30))
     step = few[torch.randint(0, len(few) - rng.choice((0, 4)), size, generator=generator)]
     return torch.randint(-200, 200, size, generator=generator).to(dtype), step
+
+
+def same_work_lists(rng: random.Random, device: str = "cpu") -> None:
+    """The work list that kernels build for random packed documents is that of the definition."""
+    count = rng.choice((0, 1, 3, 20))
+    lengths = tuple(rng.choice((0, 1, 63, 64, 128, 129, rng.randrange(700))) for _ in range(count))
+    rows = Rows((*lengths, 1), rng.choice((0, 1, 150)))
+    band = rng.choice((Band(), Band(0), Band(0, 99), Band(-70, 300), Band(None, 10), Band(30, 40)))
+    queries, keys, *places = rows.operands(device)
+    dtype, step = rng.choice((torch.int32, torch.int64)), rng.choice((1, 2))
+    ids = [side.to(dtype).repeat_interleave(step, 1)[:, ::step] for side in (queries, keys)]
+    tiles = Tiles(ROW_BLOCK * rng.choice((2, 3)), rng.choice((64, 128)), 8, 2)
+    found, expected = (make(mask_of(band), [*ids, *places], tiles) for make in (work_lists.build, work_lists.reference))
+    used = 1 + int(expected[0, 0])
+    assert found.shape == expected.shape == work_lists.size(rows.rows)
+    assert torch.equal(found[:used], expected[:used]), (rows, band)
 
 
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:

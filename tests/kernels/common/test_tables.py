@@ -35,6 +35,7 @@ COUNTS = {
     "vectors": (1, 3),
     "intervals": (2, 12),
     "dilations": (1, 12),
+    "documents": (4, 40),
     "verdicts": (6, 60),
     "dense": (1, 3),
     "seen_bits": (2, 6),

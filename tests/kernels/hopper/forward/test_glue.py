@@ -357,15 +357,15 @@ def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[
 
 
 def test_what_is_built_with_halves() -> None:
-    """Closed forms with a lower bound; and nothing where `whole_tiles` is to show what half tiles change."""
+    """Closed forms with a lower bound, which packed documents always have; and nothing where `whole_tiles` is to show what half tiles change."""
     band = Band(0, 0)
     closed = build.Specialisation("bfloat16", 64, 64, traits_of(band), True)
     others = [
         replace(closed, traits=traits_of(Band(None, 0))), replace(closed, head_dim=128, value_dim=128),
         *(replace(closed, traits=traits_of(band, **{kind: True})) for kind in ("segment_ids", "dense", "dropout")),
-        replace(closed, traits=traits_of(band, segment_ids=True, varlen=True)),
     ]  # fmt: skip
-    assert constants_of(closed)["MASK"].HALF_TILES
+    packed = (replace(closed, traits=traits_of(each, segment_ids=True, varlen=True)) for each in (band, Band()))
+    assert all(constants_of(each)["MASK"].HALF_TILES for each in (closed, *packed))
     assert not any(constants_of(other)["MASK"].HALF_TILES for other in others)
     with whole_tiles():
         assert not constants_of(closed)["MASK"].HALF_TILES
@@ -590,8 +590,8 @@ CONTROLS = {
     "first key of the tensor": (
         replace(CAUSAL, band=Band(None, -30)),
         WRONG,
-        "work.BLOCK_KV - work.first_key()",
-        "work.BLOCK_KV",
+        "else -work.first_key()",
+        "else 0",
     ),
     "mask one key further": (CAUSAL, WRONG, "rows - work.lo + 1", "rows - work.lo + 2"),
     "mask one key short": (WINDOW, WRONG, "rows - work.hi,", "rows - work.hi + 1,"),

@@ -121,7 +121,8 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     (prepare, main) = launches.calls
     assert prepare[:2] == ("prepare", 1)
     assert main[0] == "main"
-    (counter,) = prepare[5]
+    counter, padding = prepare[5]
+    assert padding is None
     assert main[5][:2] == [lse.data_ptr(), counter]
     resolved = Problem(band, 100, 90, 64, 128).resolved.band
     assert main[5][2][:7] == (8, 4, 2, 100, 90, resolved.lo or 0, resolved.hi or 0)
@@ -325,7 +326,7 @@ def test_data_from_the_operators_extras() -> None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
         return ForwardData.of(AttentionSpec(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
 
-    nothing = (None,) * 3
+    nothing = (None,) * 3  # dense mask bits, q tiles and token counts
     assert of("causal", 0) is None
     assert of("causal", 1, seed=0) is None
     assert of("keys(0)", 6) == (*t[1:6], *nothing)
@@ -335,7 +336,7 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 5) == (None, None, *t[1:5], *nothing[1:])
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
-    assert of("causal & segments(0,1):varlen(2,3)", 9) == (*t[4:9], *nothing[2:], *t[2:4])
+    assert of("causal & segments(0,1):varlen(2,3)", 5) == (*nothing, *nothing, t[4], t[3])
     assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
     assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
