@@ -5,7 +5,7 @@
     python -m benchmarks.forward --softcap 50     # and "dash bounded": with bounded scores
 
 One call from bf16 q, k, v to out and log-sum-exp.  Columns: the Hopper kernel ("dash"), cuDNN, FlashAttention-2, and
-FlashAttention-4 where its package is there (flash-attn-4, see docs/benchmarks.md); in TFLOP/s over visible pairs, half
+FlashAttention-3 and -4 where they are there (see docs/benchmarks.md); in TFLOP/s over visible pairs, half
 of all pairs if causal (for one head dim 4 * B * H * S * S * D, half if causal).  A column is empty where a contender
 did not run, and the reason is said below the table.  Medians; all calls of a row take turns.  "difference" is the
 relative difference of dash's out to the first other contender's; "equal" says whether ten calls gave the same bits.
@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.model import AttentionSpec
 
-from . import common, turns
+from . import common, library, turns
 from .common import NotRun
-from .contenders import BOUNDED, BSHD, _window, flash4_forward, versions
+from .contenders import BOUNDED, BSHD, FA3, _window, flash4_forward, versions
 from .shapes import CAUSAL, FULL, HIDDEN, TOKENS, WINDOW, Shape, regular
 from .turns import Contenders, Results, Run
 
@@ -104,7 +104,15 @@ def flash4(shape: Shape, tensors: Results) -> Callable[[], Results]:
     return both
 
 
-CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash, "FA4": flash4}
+def flash3(shape: Shape, tensors: Results) -> Callable[[], Results]:
+    """Prepares FlashAttention-3, in the library that `contenders.FA3` names."""
+    if shape.softcap is not None:
+        raise NotRun("the interface has no softcap")
+    q, k, v, _ = tensors
+    return library.named(FA3).forward((q, k, v), shape.mask, shape.scale, shape.name)
+
+
+CONTENDERS: Contenders = {"dash": dash, "cuDNN": cudnn, "FA2": flash, "FA3": flash3, "FA4": flash4}
 
 
 def bounded(softcap: float | None) -> Contenders:

@@ -5,7 +5,8 @@
 Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimension 128, each compiled: "dash" under
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
 "varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
-"operator" dash on `torch.nn.attention.varlen.varlen_attn`, and "closed form" dash on the plain mask of the same shape.
+"operator" dash on `torch.nn.attention.varlen.varlen_attn`, "FA3" FlashAttention-3's forward on packed documents (see
+docs/benchmarks.md), and "closed form" dash on the plain mask of the same shape.
 TFLOP/s over visible pairs, medians; all calls of a row take turns. A site that is not replaced is not timed: the
 reason is printed instead. "torch" of rows with dropout draws other numbers. Results: benchmarks/results/masks.json.
 """
@@ -31,9 +32,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import dash_inductor
 
-from . import common
+from . import common, library
 from .common import NotRun
+from .contenders import FA3
 from .documents import packed
+from .shapes import CAUSAL
 from .turns import chosen, report, write
 
 DEVICE = "cuda"
@@ -42,9 +45,9 @@ DROPOUT = 0.1
 TABLES = (
     "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors",
     "write_tile_schedules",
-    "write_rows",
+    "write_rows", "measure_documents", "order_q_tiles",
 )  # fmt: skip
-"""The kernels of `dash_inductor::mask_tables`."""
+"""The kernels of `dash_inductor::mask_tables` and `dash_inductor::document_tiles`."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ ROWS = [
     Row("bias:[1,H,S,S] 4096", 2, 16, 16, 4096),
 ]
 
-Step = tuple[Callable[[], Any], Callable[[], Any]]
+Step = tuple[Callable[[], Any], Callable[[], Any] | None]
 """A forward and a backward from saved tensors."""
 
 
@@ -291,6 +294,13 @@ def operator(row: Row) -> Step:
     return _checked(torch.compile(run, dynamic=False), leaves, grad_out)
 
 
+def flash3(row: Row) -> Step:
+    """Prepares FlashAttention-3 on packed documents, in the library that `contenders.FA3` names; it has no backward."""
+    ends, longest, leaves, _ = _packed(row)
+    q, k, v = (t.detach()[None].transpose(1, 2) for t in leaves)
+    return library.named(FA3).forward((q, k, v), CAUSAL, HEAD_DIM**-0.5, row.name, ends, longest), None
+
+
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
     try:
         from flash_attn import flash_attn_varlen_func
@@ -326,6 +336,7 @@ CONTENDERS: dict[str, Callable[[Row], Step]] = {
     "flex": flex,
     "varlen": varlen,
     "operator": operator,
+    "FA3": flash3,
 }
 
 
@@ -343,8 +354,9 @@ def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
     result: dict[str, Any] = {"shape": row.name}
     times: dict[str, list[float]] = {}
     for place, direction, products in ((0, "forward", 2), (1, "backward", 5)):
-        spent = common.time_ms(*(step[place] for step in steps.values()), repeats=repeats)
-        for name, ms in zip(steps, spent, strict=True):
+        calls = {name: call for name, step in steps.items() if (call := step[place]) is not None}
+        spent = common.time_ms(*calls.values(), repeats=repeats)
+        for name, ms in zip(calls, spent, strict=True):
             times.setdefault(name, []).append(ms)
             # the closed form of a padded batch sees all pairs
             pairs = (

@@ -241,7 +241,7 @@ RIVALS = {
     "dash": "dash_inductor",
 }
 """Columns of the backward's results, and their titles."""
-FORWARDS = {"FA2": "FA2", "cuDNN": "cuDNN", "FA4": "FA4", "dash": "dash_inductor"}
+FORWARDS = {"FA2": "FA2", "cuDNN": "cuDNN", "FA3": "FA3", "FA4": "FA4", "dash": "dash_inductor"}
 """The same of the forward's."""
 
 
@@ -263,7 +263,7 @@ def forwards(*names: str) -> str:
     """The table of forwards from the results files of these names: the regular shapes, and short ones."""
     found = [row for name in names for row in read(name)["rows"]]
     measured = [row for row in found if row["shape"].split(":")[0] in ("short", "regular")]
-    columns, ratios = _beside(measured, FORWARDS, ("FA4",))
+    columns, ratios = _beside(measured, FORWARDS, ("FA3", "FA4"))
     rows = []
     for row in measured:
         _, dims, mask, _, length = row["shape"].split(":")

@@ -14,7 +14,7 @@ from ..passes.ops.operators import (
     one_hot_matmul_sum,
     unrolled_reductions,
 )
-from . import attention, document_tiles, mask_tables
+from . import attention, mask_tables
 
 MODULES = (
     attention, banded_matmul, distinct, grouped_mm, index_sums, mask_tables, one_hot_matmul_sum, unrolled_reductions,

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..model.attention_spec import AttentionSpec
 from ..model.components import Segments
-from ..model.mask import ROW_BLOCK
 from ..upstream.dispatch import OpOverload
 from ..upstream.fake import is_fake
 

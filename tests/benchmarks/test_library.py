@@ -34,9 +34,21 @@ from ..support.snippets import ROOT, snippets
 STREAM = 0x5EED
 PLAIN = Shape("test", 2, 4, 4, 40, 64, 64, FULL)
 SOURCE = """
-#include "attention_backward.h"
+#include "attention.h"
 
 struct attention_backward seen;
+struct attention_forward seen_forward;
+
+int64_t attention_forward_workspace(const struct attention_forward *call) {
+    seen_forward = *call;
+    return call->head_dim == 64 ? 8 : -1;
+}
+
+int32_t attention_forward(const struct attention_forward *call) {
+    seen_forward = *call;
+    for (int64_t i = 0; i < call->q_heads * call->tokens; i++) call->lse[i] = 5;
+    return call->scale < 0 ? 77 : 0;
+}
 
 int64_t attention_backward_workspace(const struct attention_backward *call) {
     seen = *call;
@@ -143,6 +155,34 @@ def test_pointers_strides_and_sizes(named: Callable[[], Any], kv_heads: int, con
     for value, gradient, like in zip((1, 2, 3), gradients, tensors[:3], strict=True):
         assert gradient.shape == like.shape
         assert bool((gradient == value).all())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_forward(named: Callable[[], Any], whole: str, packed: bool) -> None:
+    """Of sequences as `benchmarks.forward` asks for it, and of packed documents as `benchmarks.masks` does."""
+    shape = Shape("test", 1, 4, 2, 40, 64, 64, CAUSAL)
+    q, k, v, do = inputs(shape)
+    if packed:
+        starts = torch.tensor([0, 10, 40], dtype=torch.int32)
+        call = library.named(FA3).forward((q, k, v), CAUSAL, shape.scale, "documents", starts, 30)
+    else:
+        call = forward.CONTENDERS["FA3"](shape, (q, k, v, do))
+    out, lse = call()
+    seen = library.ForwardArguments.in_dll(ctypes.CDLL(whole), "seen_forward")
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        got = getattr(seen, name)
+        assert (got.data, got.batch, got.length, got.head) == strided(tensor), name
+    assert out.shape == q.shape
+    assert bool((lse == 5).all())
+    assert (seen.lse, seen.stream, seen.scale) == (lse.data_ptr(), STREAM, shape.scale)
+    length, number = (30, 2) if packed else (40, 1)
+    assert (seen.batch, seen.q_heads, seen.kv_heads, seen.q_len, seen.kv_len) == (number, 4, 2, length, length)
+    assert (seen.head_dim, seen.value_dim, seen.tokens, seen.window_left, seen.window_right) == (64, 64, 40, length, 0)
+    assert (seen.starts is not None) == packed
+    with pytest.raises(NotRun, match="takes no forward of wide"):
+        library.named(FA3).forward(tuple(t.repeat(1, 1, 1, 2) for t in (q, k, v)), FULL, 1.0, "wide")
+    with pytest.raises(RuntimeError, match="a forward of negative ended with error 77"):
+        library.named(FA3).forward((q, k, v), FULL, -1.0, "negative")()
 
 
 @pytest.mark.parametrize(

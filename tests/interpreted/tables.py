@@ -207,7 +207,20 @@ def altered(rng: random.Random) -> None:
 
 KINDS = {
     f.__name__: f
-    for f in (vectors, intervals, dilations, documents, verdicts, dense, seen_bits, united, bent, extreme, alone, altered)
+    for f in (
+        vectors,
+        intervals,
+        dilations,
+        documents,
+        verdicts,
+        dense,
+        seen_bits,
+        united,
+        bent,
+        extreme,
+        alone,
+        altered,
+    )
 }
 
 

@@ -47,7 +47,7 @@ def measure_documents(
     a function of the schedule, as `dash_kv_range`, for a `document_band`.
     """
     slots = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first, tokens, outside = _of_slots(
+    first, _tokens, outside = _of_slots(
         slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ids_i, ids_j, ALIGNMENT, ROW_BLOCK
     )
     length = tl.zeros_like(slots)

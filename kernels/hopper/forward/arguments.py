@@ -33,7 +33,7 @@ PADDING = Group(
     {"lse_ptr": "*fp32", "token_counts_ptr": "*i32"} | integers("heads", "rows"),
     {"token_counts_ptr": shared.ANY_ADDRESS},
 )
-"""The log-sum-exp of packed documents, [heads, rows], and the token counts of their row blocks, for `device.prepare`."""
+"""The log-sum-exp of packed documents, [heads, rows], and the token counts of row blocks, for `device.prepare`."""
 
 DROPOUT = shared.dropout(8)
 

@@ -216,7 +216,9 @@ class Kernels:
         self.of, self.config = of, of.config
         self.columns, self.value_columns = tile_dims(of.head_dim, of.value_dim)  # of a tile
         # the ranges of a band are the same in every schedule; this one runs on all bands
-        self.functions = schedule_module("two_pass", document_band(of.traits.has_hi) if of.traits.varlen else of.traits.band)
+        self.functions = schedule_module(
+            "two_pass", document_band(of.traits.has_hi) if of.traits.varlen else of.traits.band
+        )
 
     @cached_property
     def main(self) -> Any:

@@ -157,7 +157,8 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     )  # fmt: skip
     asked = [
         CallLaunch(
-            launcher.KernelLauncher(built.prepare, 1 if padding is None else work.q_len // ROW_BLOCK), (),
+            launcher.KernelLauncher(built.prepare, 1 if padding is None else work.q_len // ROW_BLOCK),
+            (),
             named_arguments(reset, counter_ptr=counter, padding=padding),
         ),
         CallLaunch(main, (*skipped, out), of_main),

@@ -253,7 +253,9 @@ def first_packed_tiles(work, data, place):
 
 @gluon.jit
 def document_entry(work, documents, place, q_tiles):
-    """Returns `Documents.entry` of the q tile at `place` in the work list; a `place` past the end gives the last one."""
+    """Returns `Documents.entry` of the q tile at `place` in the work list; that of the last one for a `place` past the
+    end.
+    """
     _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(q_tiles) - 1), q_tiles)
     return documents.entry(q_tile)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -68,7 +69,11 @@ def test_forwards_fit(case: forward_builds.Case) -> None:
     assert used.shared_memory <= SHARED_BYTES
     assert not used.report.serialised
     assert not any(step.spills for step in used.steps), str(used)
-    assert max(used.report.spill_stores, used.report.spill_loads) <= 120, str(used)
+    assert max(used.report.spill_stores, used.report.spill_loads) <= 40, str(used)
+    plain = forward_builds.built(replace(case, segment_ids=False, varlen=False, even_kv=False))
+    for few in (min, max):  # steps without a mask, and with one
+        ours, theirs = (few(step.instructions for step in each.steps) for each in (used, plain))
+        assert ours <= theirs + 8, "a step is that of the band"
 
 
 @pytest.mark.parametrize("case", [BACKWARDS[1], FORWARDS[1]], ids=str)

@@ -357,7 +357,7 @@ def test_hidden_halves_are_left_out(band: tuple[Band, int, int], columns: tuple[
 
 
 def test_what_is_built_with_halves() -> None:
-    """Closed forms with a lower bound, which packed documents always have; and nothing where `whole_tiles` is to show what half tiles change."""
+    """Closed forms with a lower bound, which packed documents have; nothing where `whole_tiles` shows the change."""
     band = Band(0, 0)
     closed = build.Specialisation("bfloat16", 64, 64, traits_of(band), True)
     others = [

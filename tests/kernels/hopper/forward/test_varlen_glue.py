@@ -125,7 +125,10 @@ class Ran:
         lse = s.logsumexp(-1)
         p = torch.where(keep, (s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).exp(), 0.0)
         torch.testing.assert_close(
-            self.lse.tensor.double()[..., exists], lse[..., exists], rtol=1e-5, atol=1e-5 + rounding_of(self.launch.problem)
+            self.lse.tensor.double()[..., exists],
+            lse[..., exists],
+            rtol=1e-5,
+            atol=1e-5 + rounding_of(self.launch.problem),
         )
         torch.testing.assert_close(self.out.tensor.double(), rows.emptied(p @ v), rtol=1e-2, atol=1e-2)
 
@@ -200,7 +203,10 @@ CONTROLS = {
     "the first head": (LAST, WRONG, "h * target.head_stride", "0 * target.head_stride"),
     "too many columns": (LAST, WRONG, "(columns < target.dim)", "(columns >= 0)"),
     "tokens of no document": (replace(LAST, behind=9), WRONG, "gl.where(outside, NOWHERE, work.lo)", "work.lo"),
-    "row blocks that do not exist": (Launch((20, 9), columns=(128, 128)), "negative row", "    if row >= 0:\n        if target", "    if True:\n        if target"),
+    "row blocks that do not exist": (
+        Launch((20, 9), columns=(128, 128)), "negative row", "    if row >= 0:\n        if target",
+        "    if True:\n        if target",
+    ),
     "facts overwritten": (Launch((40, 1, 17), ctas=1), WRONG, "return q_stages + 2", "return q_stages + 1"),
 }  # fmt: skip
 
@@ -211,5 +217,10 @@ def test_faults_are_seen(control: str) -> None:
     launch, fault, old, new = CONTROLS[control]
     launch.run().check()
     with pytest.raises((Fault, AssertionError, RuntimeError, IndexError), match=fault):
-        for seed in range(4):  # one of some orders of events shows it
-            launch.run(seed=seed, late=not seed, edits=((old, new),)).check()
+        in_some_orders(launch, ((old, new),))
+
+
+def in_some_orders(launch: Launch, edits: tuple[tuple[str, str], ...]) -> None:
+    """Runs and checks the launch with edits of the source, in some orders of events."""
+    for seed in range(4):
+        launch.run(seed=seed, late=not seed, edits=edits).check()
