@@ -125,17 +125,16 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     about_data = dict.fromkeys(("data", "documents"))
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
-    padding = None
-    if about_data["documents"] is not None and places is not None:
-        padding = arguments.PADDING.values(
-            lse_ptr=lse, token_counts_ptr=of_extras[places[-1]], heads=work.heads, rows=work.q_len
-        )
+    layout, padding = spec.mask.varlen_layout, None
+    if layout is not None:
+        counts = of_extras[layout.token_count.index]
+        padding = arguments.PADDING.values(lse_ptr=lse, token_counts_ptr=counts, heads=work.heads, rows=work.q_len)
     rows, keys = seen(ClosedForm("two_pass", work), spec, query.shape[2])
     read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
     keys_in_l2 = (of.config.head_chunk_mib << 20) // (2 * (site.head_dim + site.value_dim))
     head_chunk, last_head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
     lo, hi = work.bounds
-    if spec.mask.varlen_layout is not None and work.resolved.band.lo is None:  # the kernel tests it all the same
+    if layout is not None and work.resolved.band.lo is None:  # the kernel tests it all the same
         lo = EVERYWHERE
     problem = arguments.PROBLEM.values(
         batch_heads=work.batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
@@ -152,7 +151,7 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     skipped = [start + each.skipped for start, each in zip((q, k, v), read, strict=True)]
     of_main = named_arguments(
         hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(spec),
-        target=target_values(out, strides, site.value_dim) if spec.mask.varlen_layout else None,
+        target=target_values(out, strides, site.value_dim) if layout is not None else None,
         **about_data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
     )  # fmt: skip
     asked = [

@@ -23,4 +23,5 @@ def prepare(counter_ptr, padding, ROWS: tl.constexpr):
         if tokens < ROWS:
             rows = padding.lse_ptr + block * ROWS + local
             for head in range(padding.heads):
-                tl.store(rows + head.to(tl.int64) * padding.rows, float("-inf"), mask=local >= tokens)
+                of_head = rows + head.to(tl.int64) * padding.rows  # type: ignore[attr-defined]  # a tensor in Triton
+                tl.store(of_head, float("-inf"), mask=local >= tokens)

@@ -256,7 +256,8 @@ def document_entry(work, documents, place, q_tiles):
     """Returns `Documents.entry` of the q tile at `place` in the work list; that of the last one for a `place` past the
     end.
     """
-    _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(q_tiles) - 1), q_tiles)
+    some = gl.maximum(q_tiles, 1)  # without a token there is no q tile, and what is read is not used
+    _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(some) - 1), some)
     return documents.entry(q_tile)
 
 

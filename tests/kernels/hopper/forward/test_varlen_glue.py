@@ -155,6 +155,11 @@ def test_roles_compute_attention(launch: Launch) -> None:
     launch.run(seed=2).check()
 
 
+def test_no_tokens() -> None:
+    """Empty documents alone: nothing is written, and nothing read that is not there."""
+    Launch((0, 0)).run().check()
+
+
 COMPANY = list(itertools.product(BANDS, build.FORWARD_CONFIGS))
 SOON = [(band, columns) for number, (band, columns) in enumerate(COMPANY) if number % 5 == 0]
 """Every band and every setting once."""
