@@ -85,7 +85,8 @@ class Launch:
         lo, hi = EVERYWHERE if self.band.lo is None else self.band.lo, self.band.hi or 0
         problem = self.problem
         listed = q_tiles(self.rows.entries(), tables, problem.config.consumers)
-        work_list = torch.tensor([(len(listed), 0, 0, 0), *listed], dtype=torch.int32)
+        unused = [(9999,) * 4] * (length // BLOCK_KV - len(listed))
+        work_list = torch.tensor([(len(listed), 0, 0, 0), *listed, *unused], dtype=torch.int32)
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
         head_chunk = how.pop("head_chunk", min(2 * self.group, self.heads))
