@@ -24,6 +24,7 @@ import _dash_inductor_state as state
 
 _OPERATORS = "torch._ops"
 _INDUCTOR = "torch._inductor.compile_fx"
+_DYNAMO = "torch._dynamo.variables.higher_order_ops"
 _DEFINING = "dash_inductor.operators.", "dash_inductor.passes.ops.operators."  # the modules that define operators
 
 _armed = False
@@ -43,6 +44,29 @@ def autoload() -> None:
         allowed = ", ".join(map(repr, state.BOOLEANS))
         state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
     after_import(_INDUCTOR, _install)
+    after_import(_DYNAMO, _install_before_repeated_arguments)
+
+
+def _install_before_repeated_arguments() -> None:
+    """Install when Dynamo traces an autograd function with one argument twice, which may be before Inductor is imported.
+
+    What is installed then handles the call, see `dash_inductor.install.repeated_arguments`.
+    """
+    function: Any = getattr(sys.modules[_DYNAMO], "AutogradFunctionApplyVariable", None)
+    if function is None:
+        return
+    call_function = function.call_function
+
+    @functools.wraps(call_function)
+    def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        repeated = len({id(arg) for arg in args}) < len(args)
+        deterministic = sys.modules["torch"].are_deterministic_algorithms_enabled()
+        if repeated and deterministic and _INDUCTOR not in sys.modules:
+            importlib.import_module(_INDUCTOR)
+            return function.call_function(self, tx, args, kwargs)
+        return call_function(self, tx, args, kwargs)
+
+    function.call_function = call
 
 
 def _install() -> None:

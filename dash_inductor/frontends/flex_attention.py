@@ -27,7 +27,7 @@ from .logsumexp import LogSumExp
 from .mods import Mod, Plane, scalar, unread
 from .operators import Pair, calls
 from .score_gradients import TensorGradient, check_gradient_of_score
-from .scores import Score, read_score
+from .scores import ONLY_READ, Score, read_score
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -159,6 +159,9 @@ class _Call:
         if self._hides_blocks:
             blocks = "PyTorch's compiled kernels skip blocks that it does not list, and its eager code does not"
             return f"its mask_mod hides nothing, and its block mask may: {blocks}; give it a mask_mod"
+        fills = {part.fill for part in score.hidden} | ({-math.inf} if mask is not None and score.hidden else set())
+        if len(fills) > 1:
+            return f"score_mod: {self._scores.text()} hides scores by {max(fills)}, others are hidden by {min(fills)}"
         if score.factor != 1.0 and not isinstance(self.args["scale"], float):
             return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:
@@ -228,6 +231,7 @@ class _Call:
             flags=None if masked or self._hides_blocks else Band(),
             band=Band,
             mask=_Written(self.node, "mask_mod", lambda: self._written_mask) if masked else None,
+            mask_only=ONLY_READ if any(part.fill != -math.inf for part in score.hidden) else "",
             mask_text=self._masks.text(),
             data=self._masks.tensors(self._masks.result),
             modifiers={"softcap": score.softcap},
@@ -236,12 +240,22 @@ class _Call:
 
     @functools.cached_property
     def _written_mask(self) -> Node:
-        """The inlined mask: bool, True where a query sees a key."""
+        """The inlined mask: bool, True where a query sees a key.
+
+        Where a finite number hides scores, it is added to the scores: float32, 0 where a query sees a key, else the
+        lowest number.
+        """
         found = [] if self._mask is None else [self._write(self._mask, self._mask.result)]
         for part in self._score.hidden:
             condition = self._write(self._scores, part.node)
             found.append(self._call(aten.logical_not.default, condition) if part.where else condition)
-        return functools.reduce(functools.partial(self._call, aten.bitwise_and.Tensor), found)
+        visible = functools.reduce(functools.partial(self._call, aten.bitwise_and.Tensor), found)
+        if all(part.fill == -math.inf for part in self._score.hidden):
+            return visible
+        facts = {"dtype": torch.float32, "device": visible.meta["val"].device}
+        numbers = 0.0, torch.finfo(torch.float32).min
+        shown, hidden = (self._temporaries.call(aten.full.default, [], x, like=visible, **facts) for x in numbers)
+        return self._call(aten.where.self, visible, shown, hidden)
 
     @functools.cached_property
     def _written_bias(self) -> Node:

@@ -1,8 +1,8 @@
 """Reads a `score_mod` of FlexAttention: it may scale a score, bound it, add to it and hide it; others are refused.
 
-The function is read from its result inwards: choices of minus infinity, which hide the score, then additions of values
-that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Kernels apply these steps in the same
-order.
+The function is read from its result inwards: choices of minus infinity, or of another number that hides the score, then
+additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Kernels apply
+these steps in the same order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,21 @@ from .mods import Mod, scalar, unread
 
 CLOSE = 1e-6
 """Relative tolerance within which ``c * (1 / c)`` counts as one: floats have no exact ``1 / c``."""
+
+_LOW = -1e9
+"""A score at or below this number hides a key: no real score comes near it."""
+
+ONLY_READ = "scores are replaced by a finite number, which is no bias where all keys of a query are hidden"
+"""Why a mask that a finite number makes must be recognised: added to the scores it would give other results."""
+
+
+def hides(fill: float, dtype: torch.dtype) -> bool:
+    """Return whether scores that become `fill`, a number of this dtype, hide a key.
+
+    That is minus infinity, a number at or below -1e9 as the dtype rounds it, or the dtype's lowest finite number.
+    """
+    return fill <= max(float(torch.tensor(_LOW, dtype=dtype)), torch.finfo(dtype).min)
+
 
 CASTS = ("prims::convert_element_type", "aten::_to_copy", "aten::alias", "aten::clone", "aten::detach")
 """Conversions and copies.  The effect of a `detach` on gradients is read from the joint graph (`score_gradients`)."""
@@ -39,24 +54,26 @@ class Added:
 
 @dataclass(frozen=True)
 class Hidden:
-    """A condition under which a score_mod turns scores into minus infinity.
+    """A condition under which a score_mod hides scores.
 
     Attributes:
         node: a bool node of the mod that does not depend on the score.
         where: the value of the condition for which the score is hidden.
+        fill: what the score becomes, minus infinity or a number that `hides`.
     """
 
     node: Node
     where: bool
+    fill: float
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a score_mod computes from a scaled score s: ``where(hidden, -inf, cap * tanh(factor * s / cap) + added)``.
+    """What a score_mod computes from a scaled score s: ``where(hidden, fill, cap * tanh(factor * s / cap) + added)``.
 
     Attributes:
         factor: the factor of s.
-        softcap: the softcap ``cap``; None without one: the result is then ``where(hidden, -inf, factor * s + added)``.
+        softcap: the softcap ``cap``; None without one: the result is then ``where(hidden, fill, factor * s + added)``.
         tanh: the node of the softcap's tanh; None without a softcap.
         added: the values that are added.
         hidden: the conditions, any of which hides the score.
@@ -108,11 +125,14 @@ def _hidden(mod: Mod, node: Node) -> tuple[list[Hidden], Node]:
     found = list[Hidden]()
     while op_name(node := _uncast(node)) == "aten::where":
         condition, then, other = (bind(node)[name] for name in ("condition", "self", "other"))
-        sides = [(side, where) for side, where in ((then, True), (other, False)) if scalar(mod, side) == -math.inf]
+        dtype = node.meta["val"].dtype
+        fills = [(scalar(mod, side), where) for side, where in ((then, True), (other, False))]
+        sides = [(fill, where) for fill, where in fills if fill is not None and hides(fill, dtype)]
         if condition in mod.scored or len(sides) != 1:
-            raise refused(mod, "chooses otherwise than between the score and minus infinity")
-        found.append(Hidden(condition, sides[0][1]))
-        node = other if sides[0][1] else then
+            raise refused(mod, f"chooses otherwise than between the score and minus infinity, or {_LOW:.0e} or less")
+        ((fill, where),) = sides
+        found.append(Hidden(condition, where, fill))
+        node = other if where else then
     return found, node
 
 

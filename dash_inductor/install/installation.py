@@ -36,6 +36,7 @@ from . import (
     embeddings,
     fill_uninitialized_memory,
     no_autotune,
+    repeated_arguments,
 )
 
 log = logging.getLogger("dash_inductor")
@@ -116,6 +117,7 @@ def install() -> None:
     fill_uninitialized_memory.install(lambda: rewriter() is not None)
     defects.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
+    repeated_arguments.install(lambda: rewriter() is not None)
     partitioner.install()
     cache_key.install(lambda: rewriter() is not None)
     precompile.install()

@@ -7,10 +7,11 @@ from types import CodeType
 from torch._dynamo import eval_frame, pgo
 from torch._dynamo.device_interface import CudaInterface
 from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.variables import TensorVariable
 
 from . import compat
 
-__all__ = ["CudaInterface", "ShortenTraceback", "eval_frame", "pgo", "skip_code"]
+__all__ = ["CudaInterface", "ShortenTraceback", "TensorVariable", "eval_frame", "pgo", "skip_code"]
 
 
 def skip_code(code: CodeType) -> None:

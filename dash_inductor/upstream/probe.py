@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from . import compat
-from .seams import SEAMS
+from .seams import APPLY_FUNCTION, SEAMS
 
 _GLUON = "triton.experimental.gluon"
 _HOPPER = f"{_GLUON}.language.nvidia.hopper"
@@ -80,6 +80,11 @@ TORCH = (
     ("torch._ops", "OpOverload OpOverloadPacket HigherOrderOperator", "reading graphs"),
     ("torch._guards", "detect_fake_mode", "new nodes of a graph"),
     ("torch._guards", "CompileContext.current_trace_id TracingContext.try_get", "records"),
+    (
+        "torch._dynamo.variables",
+        "TensorVariable TensorVariable.call_method TensorVariable.as_proxy TensorVariable.realize",
+        APPLY_FUNCTION.purpose,
+    ),
     ("torch._dynamo.exc", "ShortenTraceback.remove_dynamo_frames", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "verbose", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "recompile_limit accumulated_recompile_limit", "explanations"),
@@ -132,7 +137,7 @@ TRITON = (
     ("triton.language", "join philox uint32 zeros", _PORTABLE),
     ("triton.language", "cumsum debug_barrier int8 min", _PORTABLE),
     ("triton.language", "abs associative_scan broadcast_to cast device_assert", "sums by index"),
-    ("triton.language", "int1", "tables of masks"),
+    ("triton.language", "int1 zeros_like", "tables of masks"),
     ("triton.language.extra.cuda", "gdc_launch_dependents gdc_wait", _SM_90),
     ("triton.language.core", "_aggregate base_value", _SM_90),
     ("triton.runtime.jit", "ConstexprFunction", _SM_90),

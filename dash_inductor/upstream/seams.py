@@ -152,6 +152,11 @@ TIME_CONFIGURATIONS = Seam(
 )
 COMPILE_GRAPH = Seam(_COMPILE_FX, "compile_fx", "names of the model's arguments")
 """Compiles a graph of Dynamo."""
+APPLY_FUNCTION = Seam(
+    "torch._dynamo.variables.higher_order_ops", "AutogradFunctionApplyVariable.call_function",
+    "autograd functions with a tensor that is passed twice",
+)  # fmt: skip
+"""Traces ``Function.apply``."""
 DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
 """Inductor's decompositions, by operator."""
 CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", "the key of FxGraphCache")
@@ -176,7 +181,7 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
-    ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, DECOMPOSITIONS, CACHE_DETAILS,
+    ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, APPLY_FUNCTION, DECOMPOSITIONS, CACHE_DETAILS,
     MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE, FUSE_MIXED_ORDER,
     FUSE_MORE, REGISTER_PATTERN, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

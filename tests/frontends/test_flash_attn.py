@@ -248,7 +248,7 @@ def test_dropout() -> None:
 def of_documents(package: str) -> Callable[..., Any]:
     """Dynamo takes no tensor twice in a call of an autograd function, but a view of it."""
     if package == "2":
-        return lambda q, k, v, cu, **options: fa2_varlen(q, k, v, cu, cu.view(-1), 50, **options)
+        return lambda q, k, v, cu, **options: fa2_varlen(q, k, v, cu, cu, 50, **options)
     return lambda q, k, v, cu, **options: PACKAGES[package](q, k, v, cu=cu, cu_k=cu.view(-1), longest=50, **options)
 
 

@@ -5,6 +5,7 @@ replaced.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -441,7 +442,10 @@ FALLBACK_SCORES: dict[str, tuple[Mod, str]] = {
         lambda s, b, h, q, k: torch.where(q > k, s, 2 * s),
         "where(q > kv, score, score * 2) chooses otherwise than between the score and minus infinity",
     ),
-    "hidden by a number": (lambda s, b, h, q, k: torch.where(q >= k, s, -1e9), "chooses otherwise than between"),
+    "hidden by a small number": (
+        lambda s, b, h, q, k: torch.where(q >= k, s, -1e4),
+        "full([], -10000.0)) chooses otherwise than between the score and minus infinity, or -1e+09 or less",
+    ),
     "bound by a tensor": (
         lambda s, b, h, q, k: WEIGHTS[0] * torch.tanh(s / WEIGHTS[0]), "multiplies the score by something else"
     ),
@@ -457,6 +461,43 @@ def test_scores_that_are_not_replaced(name: str) -> None:
     assert record.detail.startswith("score_mod: ")
     assert detail in record.detail
     assert_exact(results, case)
+
+
+FILLS: dict[str, Callable[[Tensor], float]] = {
+    "minus infinity": lambda s: -math.inf, "a large number": lambda s: -1e9,
+    "the lowest number": lambda s: torch.finfo(s.dtype).min,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["", "added"])
+@pytest.mark.parametrize("fill", FILLS)
+def test_masks_in_score_mods(fill: str, added: bool) -> None:
+    """A score_mod hides scores by minus infinity, or by a number that no score comes near, as a mask_mod does."""
+
+    def mod(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        visible = s + DATA.slopes[h] * (q - k) if added else s
+        return torch.where((q >= k) & (q - k < 9), visible, FILLS[fill](s))
+
+    record, results = trained(Case(mod))
+    assert (record.status, record.mask) == ("replaced", "band(0,8)" + " + bias" * added)
+    assert_exact(results, Case(mod))
+
+
+@pytest.mark.parametrize(
+    ("visible", "mask_mod", "detail"),
+    [
+        (lambda b, q, k: q < k, None, "may hide all keys of a query by a finite value"),
+        (lambda b, q, k: DATA.valid[b, k], None, "no bias where all keys of a query are hidden"),
+        (lambda b, q, k: q >= k, causal, "hides scores by -1000000000.0, others are hidden by -inf"),
+    ],
+    ids=["a query without keys", "data", "beside a mask_mod"],
+)  # fmt: skip
+def test_numbers_that_may_hide_all_keys_of_a_query(visible: Any, mask_mod: Mod | None, detail: str) -> None:
+    """Such a query sees all keys alike, which is no mask."""
+    case = Case(lambda s, b, h, q, k: torch.where(visible(b, q, k), s, -1e9), mask_mod, batch=SIZES.batch)
+    record, _ = trained(case)
+    assert record.status == "fallback"
+    assert detail in record.detail
 
 
 def test_masks_that_are_not_replaced() -> None:

@@ -29,8 +29,9 @@ from ...model.reasons import Reason
 from .. import math_backend
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
+from ..scores import ONLY_READ
 from .labels import CAST, is_float, shape_of
-from .masks import ONLY_READ, mask_of, must_be_read
+from .masks import mask_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
 from .value import Kind, Value

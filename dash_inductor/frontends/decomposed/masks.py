@@ -17,8 +17,6 @@ from .scores import Stuck, Term
 
 aten = torch.ops.aten
 
-ONLY_READ = "scores are replaced by a finite number, which is no bias where all keys of a query are hidden"
-
 
 def mask_of(reader: Reader) -> Node | None:
     """Return one tensor with all masks and biases of the scores; None without any.

@@ -12,6 +12,7 @@ from torch.fx import Node
 from ...graph.nodes import bind, op_name
 from ...graph.numbers import rounded
 from ...graph.sizes import same_all, static
+from ..scores import hides
 from .labels import (
     CAST,
     COPIES,
@@ -28,8 +29,6 @@ from .labels import (
 
 PRODUCTS = ("aten::bmm", "aten::mm")
 _ADDED = "aten::baddbmm"
-_LARGE = -1e9
-"""A score at or below this number hides a key: no real score comes near it."""
 
 
 class Stuck(Exception):
@@ -333,8 +332,7 @@ def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         fill = number_of(filled)
         if fill is None or not isinstance(source, Node) or not is_float(source) or not _keeps_shape(source, node):
             continue
-        lowest = torch.finfo(source.meta["val"].dtype).min
-        if fill > _LARGE and fill != lowest:
+        if not hides(fill, source.meta["val"].dtype):
             raise Stuck(node, f"scores become {fill}, which does not hide a key")
         _check_term(found, node)
         assert isinstance(condition, Node)
