@@ -48,7 +48,7 @@ def autoload() -> None:
 
 
 def _install_before_repeated_arguments() -> None:
-    """Install when Dynamo traces an autograd function with one argument twice, which may be before Inductor is imported.
+    """Install when Dynamo traces an autograd function with one argument twice; Inductor may not be imported by then.
 
     What is installed then handles the call, see `dash_inductor.install.repeated_arguments`.
     """

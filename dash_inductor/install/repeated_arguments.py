@@ -1,8 +1,8 @@
 """Lets Dynamo trace an autograd function to which one tensor is passed twice.
 
-Dynamo breaks the graph at ``Function.apply(..., t, t, ...)`` ("duplicate tensor input"), so that forward and backward run
-outside of the graph.  flash-attn's `flash_attn_varlen_func` is called this way wherever queries and keys have the same
-`cu_seqlens`.  Here the second `t` becomes a view of the first.
+Dynamo breaks the graph at ``Function.apply(..., t, t, ...)`` ("duplicate tensor input"), so that forward and backward
+run outside of the graph.  flash-attn's `flash_attn_varlen_func` is called this way wherever queries and keys have the
+same `cu_seqlens`.  Here the second `t` becomes a view of the first.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
