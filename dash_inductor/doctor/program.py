@@ -77,25 +77,12 @@ def attention() -> Iterator[Seen]:
             yield WARNING, what, f"docs/troubleshooting.md says what to do about `{reason.value}`."
 
 
-def packed_twice() -> Iterator[Seen]:
-    """Checks for graph breaks at packed attention, caused by one offsets tensor for both queries and keys."""
-    from ..upstream.breaks import twice_in_one_call
-
-    for line in twice_in_one_call():
-        what = f"{line} gives one tensor twice to a function with a backward of its own, which Dynamo does not compile"
-        advice = (
-            "If these are cu_seqlens_q and cu_seqlens_k of flash-attn, give a view for the second: "
-            "cu_seqlens_k=cu_seqlens.view(-1). It copies nothing, and the call is replaced then."
-        )
-        yield WARNING, what, advice
-
-
 COMPILING: tuple[Check, ...] = (deterministic_algorithms, switch, *settings.CHECKS)
 """The checks that run at each compile, so that they see the settings of `torch.compile(model, mode=...,
 options=...)`.
 """
 
-AFTERWARDS: tuple[Check, ...] = (attention, packed_twice)
+AFTERWARDS: tuple[Check, ...] = (attention,)
 
 
 @contextmanager

@@ -267,7 +267,11 @@ class _Call:
                 node = self._call(prims.convert_element_type.default, node, torch.float32)
             if not node.meta["val"].dim():
                 node = self._call(aten.view.default, node, [1] * 4)
-            found.append(node if part.sign > 0 else self._call(aten.neg.default, node))
+            if part.factor == -1.0:
+                node = self._call(aten.neg.default, node)
+            elif part.factor != 1.0:
+                node = self._call(aten.mul.Tensor, node, part.factor)
+            found.append(node)
         return functools.reduce(functools.partial(self._call, aten.add.Tensor), found)
 
     def _write(self, mod: Mod, node: Node, *, floats: bool = False) -> Node:

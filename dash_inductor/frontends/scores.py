@@ -1,8 +1,9 @@
 """Reads a `score_mod` of FlexAttention: it may scale a score, bound it, add to it and hide it; others are refused.
 
 The function is read from its result inwards: choices of minus infinity, or of another number that hides the score, then
-additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Kernels apply
-these steps in the same order.
+additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Known factors
+may stand anywhere behind the choices; those behind a sum are carried into its parts.  Kernels apply these steps in the
+same order.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class Added:
 
     Attributes:
         node: a node of the mod that does not depend on the score.
-        sign: 1, or -1 if it is subtracted.
+        factor: a known number by which it is multiplied: -1 if it is subtracted; the factors behind the sum.
     """
 
     node: Node
-    sign: int
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,16 @@ def read_score(mod: Mod) -> Score:
     """
     _check_dtypes(mod)
     hidden, node = _hidden(mod, mod.result)
-    added = list[Added]()
-    while (found := _sum(mod, node)) is not None:
-        node, part = found
-        added.append(part)
-    factor, tanh, softcap = _bounded(mod, node)
+    added, outer = list[Added](), 1.0
+    while True:
+        factor, inner = _factors(mod, node)
+        found = _sum(mod, inner)
+        if found is None:
+            break
+        outer *= factor
+        node, (part, sign) = found
+        added.append(Added(part, sign * outer))
+    factor, tanh, softcap = _bounded(mod, node, outer)
     return Score(factor, softcap, tanh, tuple(reversed(added)), tuple(hidden))
 
 
@@ -145,9 +151,8 @@ def _uncast(node: Node) -> Node:
     return node
 
 
-def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
-    """Return the score and the added part of a sum; None if the node is not a sum."""
-    node = _uncast(node)
+def _sum(mod: Mod, node: Node) -> tuple[Node, tuple[Node, int]] | None:
+    """Return the score, and the added part with its sign, of a sum; None if the node is not a sum."""
     name = op_name(node)
     if node not in mod.scored or name not in ("aten::add", "aten::sub"):
         return None
@@ -158,13 +163,17 @@ def _sum(mod: Mod, node: Node) -> tuple[Node, Added] | None:
         raise refused(mod, "adds otherwise than a number that does not depend on the score")
     if name == "aten::sub" and scored[1]:
         raise refused(mod, "subtracts the score")
-    part = Added(left if scored[1] else right, -1 if name == "aten::sub" else 1)
+    part = (left if scored[1] else right), -1 if name == "aten::sub" else 1
     return (right if scored[1] else left), part
 
 
-def _bounded(mod: Mod, node: Node) -> tuple[float, Node | None, float | None]:
-    """Return the factor of the score, the tanh of its softcap, and the softcap."""
+def _bounded(mod: Mod, node: Node, behind: float) -> tuple[float, Node | None, float | None]:
+    """Return the factor of the score, the tanh of its softcap, and the softcap.
+
+    behind: the product of the factors behind sums, by which all is multiplied.
+    """
     outer, node = _factors(mod, node)
+    outer *= behind
     if node is mod.score:
         return _positive(mod, outer), None, None
     if op_name(node) != "aten::tanh":

@@ -371,20 +371,6 @@ def other_library(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
 
 
-@breaks(program.packed_twice, WARNING, "gives one tensor twice")
-def one_tensor_for_both_sides(patch: pytest.MonkeyPatch) -> None:
-    from ..support.flash_attn import fa2_varlen
-
-    starts = torch.tensor([0, 7, 33], dtype=torch.int32)
-    tokens = torch.randn(33, 2, 16, requires_grad=True)
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = fa2_varlen(x, x.sin(), x.cos(), starts, starts, 26)
-        return found
-
-    torch.compile(attend, backend="eager")(tokens)
-
-
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_thing_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check, severity, words, break_it = BREAKS[name]

@@ -189,6 +189,14 @@ def score_mods(data: Data) -> dict[str, tuple[Mod, Tensor | None]]:
         "of buckets": (lambda s, b, h, q, k: s + buckets[(q - k).clamp(0, 31), h] * 0.5, buckets),
         "softcap, then alibi": (lambda s, b, h, q, k: 2.0 * torch.tanh(s / 2.0) + slopes[h] * (k - q), slopes),
         "two": (lambda s, b, h, q, k: s + slopes[h] * (k - q) + plane[h, q, k], plane),
+        "factors behind sums": (
+            lambda s, b, h, q, k: ((s - slopes[h] * (q - k)) * 0.5 + plane[h, q, k]) / 4.0,
+            plane,
+        ),
+        "a factor behind a softcap": (
+            lambda s, b, h, q, k: 0.3 * (2.0 * torch.tanh(s / 2.0) + buckets[(q - k).clamp(0, 31), h]),
+            buckets,
+        ),
         "hidden": (lambda s, b, h, q, k: torch.where(q - k < 9, s + slopes[h] * (k - q), -torch.inf), slopes),
     }
 

@@ -122,7 +122,6 @@ TOOLS = (
     "dash_inductor/doctor/",
     "guard/",
     "dash_inductor/explanations/elsewhere/",
-    "dash_inductor/upstream/breaks.py",
     "dash_inductor/upstream/devices.py",
 )
 """No compile needs what is used here alone: without it a check of the doctor, or an explanation for a GPU
