@@ -144,11 +144,10 @@ def check_distance(out: Tensor, theirs: Tensor, exact_out: Tensor, strict: bool,
 
 
 @gluon.jit
-def store_with_place(work, lse_ptr, b, head, rows, m, total):  # type: ignore[no-untyped-def]  # a device function
+def store_with_place(lse_ptr, rows, q_len, m, total):  # type: ignore[no-untyped-def]  # a device function
     """As `store_logsumexp`, but the number of the CTA changes the result."""
     lse = m + total + gl.program_id(0)
-    offsets = (b * work.q_heads + head).to(gl.int64) * work.q_len + rows
-    gl.store(lse_ptr + offsets, lse, mask=(rows >= 0) & (rows < work.q_len))
+    gl.store(lse_ptr + rows, lse, mask=(rows >= 0) & (rows < q_len))
 
 
 @contextmanager
