@@ -24,7 +24,7 @@ def announced(work, shared, tiles, FACT: gl.constexpr):
     arrived.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    place = tiles % fact_stages(shared.Q_STAGES, shared.PACKED) * fact_words(work.CONSUMERS, shared.PACKED)
     return gl.max(shared.facts.index(place + FACT).load(layout), 0)
 
 

@@ -42,7 +42,7 @@ def hopper_forward(
     rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
     packed = Documents(documents, documents is not None)
     drops = DropoutBits(dropout, dropout is not None)
-    shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN, rest.GIVEN or packed.GIVEN)
+    shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN, packed.GIVEN)
     fence_async_shared()
     score = Score(problem.scale_log2, bound, bound is not None, FORM.FIXED_BASE, FORM.SUMS_BY_MATMUL)
     # Gluon wants literals: names for them would turn constants into values, and so does what is added to a list.

@@ -46,7 +46,7 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count, docu
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     zero = gl.full([1], 0, gl.int32, layout)
-    place = tiles % fact_stages(shared.Q_STAGES) * fact_words(work.CONSUMERS)
+    place = tiles % fact_stages(shared.Q_STAGES, shared.PACKED) * fact_words(work.CONSUMERS, shared.PACKED)
     shared.facts.index(place).store(zero + b)
     shared.facts.index(place + 1).store(zero + head)
     shared.facts.index(place + 2).store(zero + first_block)
@@ -57,8 +57,9 @@ def announce(work, data, shared, tiles, b, head, first_block, first, count, docu
             tile_schedule = work.tile_schedule(first_block + i, first, count)
             for j in gl.static_range(4):
                 shared.facts.index(place + 5 + 4 * i + j).store(zero + tile_schedule[j])
-        for i in gl.static_range(3):
-            shared.facts.index(place + document_fact(work.CONSUMERS) + i).store(zero + document[i])
+        if shared.PACKED:
+            for i in gl.static_range(3):
+                shared.facts.index(place + document_fact(work.CONSUMERS) + i).store(zero + document[i])
     role_barrier()
 
 

@@ -28,8 +28,8 @@ class SharedMemory:
     [Sums] in `sums`. facts: a ring of `fact_stages` entries of int32 values about q tiles, see `producer.announce`.
     packed_tiles: if LISTED (the mask is data), a ring of `packed_tile_stages`, see Note [Packed tiles] in `listed`.
 
-    Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If CLEARS,
-    v_full has one more barrier, which is the producer's own, see `shared.device.clear`.
+    Barriers `*_full` are completed by the producer's copies, `*_empty` by an arrival of every consumer. If LISTED
+    or PACKED, v_full has one more barrier, which is the producer's own, see `shared.device.clear`.
     """
 
     q: gl.shared_memory_descriptor
@@ -51,6 +51,7 @@ class SharedMemory:
     STAGES: gl.constexpr
     TAIL_D: gl.constexpr
     OUT_IN_Q: gl.constexpr
+    PACKED: gl.constexpr
 
 
 @gluon.constexpr_function
@@ -60,22 +61,23 @@ def document_fact(consumers):
 
 
 @gluon.constexpr_function
-def fact_words(consumers):
+def fact_words(consumers, packed):
     """Returns the number of int32 values that the producer announces of a q tile: five, four per consumer, and three of
-    its document.
+    its document if documents are packed.
     """
-    return 5 + 4 * consumers + 3
+    return document_fact(consumers) + 3 * packed
 
 
 @gluon.constexpr_function
-def fact_stages(q_stages):
-    """Returns for how many q tiles the announced values are kept: two more than there are Q tiles in shared memory.
+def fact_stages(q_stages, packed):
+    """Returns for how many q tiles the announced values are kept: one more than there are Q tiles in shared memory.
 
     So the values of the next q tile are there before its Q.  When the producer loads the Q of a tile, all consumers
-    have released the Q of the tile `q_stages` earlier, but may still read values of that tile while they store its
-    results.  They have done with the tile before, whose values those of the next tile overwrite.
+    have released the Q of the tile `q_stages` earlier, and have read the values of that tile.  The values of the next
+    tile may then overwrite them.  With packed documents consumers read values while they store results, after they have
+    released the Q: values are kept for one more tile.
     """
-    return q_stages + 2
+    return q_stages + 1 + packed
 
 
 @gluon.jit
@@ -92,11 +94,11 @@ def _int32(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr, CLEARS: gl.constexpr):
+def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr, PACKED: gl.constexpr):
     """Allocates all shared memory of a CTA, a `SharedMemory`, and initialises its barriers.
 
-    FORM: see `arguments.Form`; LISTED: the mask is data, so packed tile ids are needed; CLEARS: the producer clears
-    rows of V.
+    FORM: see `arguments.Form`; LISTED: the mask is data, so packed tile ids are needed; PACKED: documents are
+    packed.
     """
     BLOCK_KV: gl.constexpr = FORM.BLOCK_KV
     BLOCK_D: gl.constexpr = FORM.BLOCK_D
@@ -122,7 +124,7 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr, CLEARS: gl.
     if FORM.SUMS_BY_MATMUL:
         ones = _tiles(DTYPE, 1, COLUMNS, BLOCK_KV).index(0)
         fill_with_ones(ones)
-    tile_facts = _int32(fact_stages(Q_STAGES) * fact_words(CONSUMERS))
+    tile_facts = _int32(fact_stages(Q_STAGES, PACKED) * fact_words(CONSUMERS, PACKED))
     packed_tiles = tile_facts
     if LISTED:
         packed_tiles = _int32(packed_tile_stages(STAGES))
@@ -140,10 +142,11 @@ def allocate_shared(DTYPE: gl.constexpr, FORM, LISTED: gl.constexpr, CLEARS: gl.
         q_empty=_barriers(Q_STAGES, CONSUMERS),
         k_full=_barriers(STAGES, 1),
         k_empty=_barriers(STAGES, CONSUMERS),
-        v_full=_barriers(STAGES + (1 if CLEARS else 0), 1),
+        v_full=_barriers(STAGES + (1 if LISTED or PACKED else 0), 1),
         v_empty=_barriers(STAGES, CONSUMERS),
         Q_STAGES=Q_STAGES,
         STAGES=STAGES,
         TAIL_D=TAIL_D,
         OUT_IN_Q=FORM.OUT_IN_Q,
+        PACKED=PACKED,
     )

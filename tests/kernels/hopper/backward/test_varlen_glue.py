@@ -163,7 +163,7 @@ CONTROLS = {
         "pass\n                unseen",
     ),
     "results of rows": ("token = varlen_layout.token(row)", "token = row"),
-    "whole tiles alone": ("if count == tile.shape[0]:", "if True:"),
+    "whole tiles alone": ("if count >= tile.shape[0]:", "if True:"),
     "tokens of the first row block": ("first = row + i * self.VARLEN_ROWS", "first = row"),
     "the first column of both": ("shared.k_tail, WARPS, shared.k.shape[1]", "shared.k_tail, WARPS"),
     "values for keys": ("targets.dk, dk_desc, work.batch, work.head, row, dk_tile, WARPS)",

@@ -154,7 +154,7 @@ def test_pinned() -> None:
         "\n".join(f"{case}: {built(case)}" for case in SOON),
         """\
 64/64 full bfloat16: registers 128, spilled 0/0, shared 207516, steps 371..371
-64/64 band(0,1023) float16 ragged: registers 128, spilled 8/8, shared 207532, steps 367..593
+64/64 band(0,1023) float16 ragged: registers 128, spilled 0/0, shared 207532, steps 367..593
 128/128 full bfloat16: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 full float16 ragged: registers 168, spilled 0/0, shared 229912, steps 474..476
 128/128 causal bfloat16: registers 168, spilled 4/4, shared 229928, steps 476..642
@@ -167,12 +167,12 @@ def test_pinned() -> None:
 64/64 band(0,1023) float16 ragged segments: registers 128, spilled 132/132, shared 207644, steps 372..824
 128/128 full bfloat16 segments: registers 168, spilled 24/40, shared 230008, steps 488..644
 128/128 band(0,1023) float16 ragged segments: registers 168, spilled 24/40, shared 230024, steps 482..938
-192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 32/60, shared 213600, steps 518..1011
+192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 28/56, shared 213600, steps 518..1011
 256/256 band(0,1023) bfloat16 ragged segments: registers 168, spilled 56/92, shared 197168, steps 418..683
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 8/32, shared 207628, steps 385..465
 128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575
 192/128 causal float16 dense: registers 168, spilled 8/16, shared 213584, steps 516..611
-256/256 full bfloat16 dense: registers 168, spilled 28/56, shared 197152, steps 423..486""",
+256/256 full bfloat16 dense: registers 168, spilled 36/64, shared 197152, steps 423..486""",
     )
 
 
@@ -192,10 +192,10 @@ def test_others_are_pinned() -> None:
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..676
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
 256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
-128/128 full float16 ragged segments: registers 168, spilled 32/56, shared 230008, steps 482..814
+128/128 full float16 ragged segments: registers 168, spilled 36/72, shared 230008, steps 482..814
 128/128 causal bfloat16 segments: registers 168, spilled 32/48, shared 230008, steps 486..806
 192/128 causal float16 segments: registers 168, spilled 24/40, shared 213600, steps 518..840
-256/256 full float16 segments: registers 168, spilled 28/48, shared 197168, steps 419..518
+256/256 full float16 segments: registers 168, spilled 32/52, shared 197168, steps 419..518
 64/64 full float16 dense: registers 128, spilled 8/32, shared 207628, steps 385..465
 128/128 band(0,1023) float16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575""",
     )

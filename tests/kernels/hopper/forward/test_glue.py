@@ -522,7 +522,7 @@ CONTROLS = {
     "facts of a tile overwritten": (
         replace(CAUSAL, columns=(256, 256)),
         f"computed twice|{WAITS}|{EARLY}|more arrivals",
-        "return q_stages + 1",
+        "return q_stages + 1 + packed",
         "return q_stages",
     ),
     "Q of the other stage": (
@@ -584,8 +584,8 @@ CONTROLS = {
     "first row of the tensor": (
         replace(CAUSAL, band=Band(30)),
         WRONG,
-        "else row - work.first_row()",
-        "else row",
+        "first_row = -work.first_row()",
+        "first_row = 0",
     ),
     "first key of the tensor": (
         replace(CAUSAL, band=Band(None, -30)),

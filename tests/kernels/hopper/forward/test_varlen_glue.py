@@ -213,7 +213,7 @@ CONTROLS = {
         Launch((20, 9), columns=(128, 128)), "negative row", "    if row >= 0:\n        if target",
         "    if True:\n        if target",
     ),
-    "facts overwritten": (Launch((40, 1, 17), ctas=1), WRONG, "return q_stages + 2", "return q_stages + 1"),
+    "facts overwritten": (Launch((40, 1, 17), ctas=1), WRONG, "return q_stages + 1 + packed", "return q_stages + 1"),
 }  # fmt: skip
 
 
