@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 
 from ..operators.direct import TAKES_LAYOUTS
-from ..operators.document_tiles import document_tiles
+from ..operators.document_tiles import document_tiles, document_tiles_of_mask
 from ..operators.mask_tables import mask_tables
 from ..upstream.dispatch import OpOverload
 from ..upstream.inductor import FallbackKernel, IRNode, TensorBox, V, register_lowering
@@ -54,7 +54,7 @@ def _layout(tensor: IRNode | Sequence[IRNode]) -> str | None:
 
 def register() -> None:
     """Registers the lowerings of the operators of masks, which are always an `operator_call`."""
-    for operator in (mask_tables, document_tiles):
+    for operator in (mask_tables, document_tiles, document_tiles_of_mask):
         register_lowering(operator, type_promotion_kind=None)(partial(operator_call, operator))
 
 

@@ -1,13 +1,15 @@
-"""The operator that lists the q tiles of packed documents for Hopper forwards: `dash_inductor::document_tiles`.
+"""The operators that list the q tiles of documents for Hopper forwards.
 
     document_tiles(extras, rows, mask, plan) -> Tensor
+    document_tiles_of_mask(segment_ids, mask, plan) -> Tensor[]
 
-The result is the work list of `schedule.document_tiles`, as `kernels.common.document_tiles.build` describes it.  The
-operator is a separate graph node, so that all layers with the same documents share it.  `extras` holds the tensors to
-which the mask refers by index; `mask` and `plan` are texts (`model.Mask`, `model.Plan`); rows: the padded rows of the
-mask (`model.VarlenLayout`).
+The results are the work list of `schedule.document_tiles`, as `kernels.common.document_tiles.build` describes it for
+packed documents, and the results of `build_by_mask` for a mask of segment ids.  The operators are separate graph nodes,
+so that all layers with the same documents share them.  `extras` holds the tensors to which the mask refers by index;
+`mask` and `plan` are texts (`model.Mask`, `model.Plan`); rows: the padded rows of the mask (`model.VarlenLayout`);
+segment_ids: the vectors of queries of `mask_tables`.
 
-Importing this module imports torch and defines the operator.
+Importing this module imports torch and defines the operators.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define("document_tiles(Tensor[] extras, SymInt rows, str mask, str plan) -> Tensor")
 
+_lib.define("document_tiles_of_mask(Tensor segment_ids, str mask, str plan) -> Tensor[]")
+
 document_tiles = torch.ops.dash_inductor.document_tiles.default
+document_tiles_of_mask = torch.ops.dash_inductor.document_tiles_of_mask.default
 
 
 def _tiles(plan: str) -> Tiles:
@@ -64,7 +69,37 @@ def _run(extras: list[Tensor], *arguments: Any) -> Tensor:
     return (_on_cuda if extras[0].is_cuda else _on_cpu)(extras, *arguments)
 
 
-torch.library.register_fake("dash_inductor::document_tiles", _fake, lib=_lib)
-_lib.impl("document_tiles", _on_cpu, "CPU")
-_lib.impl("document_tiles", _on_cuda, "CUDA")
-call_directly(document_tiles, _run)
+def _fake_of_mask(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+    from ..kernels.common.document_tiles import shapes_by_mask
+
+    batch, _, length = segment_ids.shape
+    return [segment_ids.new_empty(shape) for shape in shapes_by_mask(batch, length, _tiles(plan))]
+
+
+def _of_mask_on_cpu(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+    from ..kernels.common.document_tiles import reference_by_mask
+
+    return [*reference_by_mask(segment_ids, Mask.parse(mask).band, _tiles(plan))]
+
+
+def _of_mask_on_cuda(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+    from ..kernels.common import document_tiles as built
+
+    def first(notes: Notes) -> Sequence[Tensor]:
+        return built.build_by_mask(segment_ids, Mask.parse(mask).band, _tiles(plan), notes)
+
+    return built.CALLS.call((mask, plan), [segment_ids], first)
+
+
+def _run_of_mask(segment_ids: Tensor, *texts: str) -> list[Tensor]:
+    return (_of_mask_on_cuda if segment_ids.is_cuda else _of_mask_on_cpu)(segment_ids, *texts)
+
+
+for _operator, _fakes, _cpu, _cuda, _direct in (
+    (document_tiles, _fake, _on_cpu, _on_cuda, _run),
+    (document_tiles_of_mask, _fake_of_mask, _of_mask_on_cpu, _of_mask_on_cuda, _run_of_mask),
+):
+    torch.library.register_fake(f"dash_inductor::{_operator._opname}", _fakes, lib=_lib)
+    _lib.impl(_operator._opname, _cpu, "CPU")
+    _lib.impl(_operator._opname, _cuda, "CUDA")
+    call_directly(_operator, _direct)

@@ -13,7 +13,7 @@ from ..model.mask import Band
 from . import codegen
 from .tile_schedule import Problem
 
-WORDS = 4
+WORDS = 5
 """int32 values of an entry of the list."""
 
 NOWHERE = 1 << 29
@@ -37,22 +37,36 @@ class QTile(NamedTuple):
         first_block: the tile's first row block, counted from the first one of its document.  It is negative if the
             document has no whole number of tiles: the first tile of a document has fewer row blocks.
         token: the document's first token.
-        row: the document's first padded row, see `model.VarlenLayout`.
+        row: the document's first padded row, see `model.VarlenLayout`; its first token where there is no such layout.
         length: the tokens of the document, > 0; or, for tokens behind the last document, which see no key, minus the
             number of those in the same `ALIGNMENT` rows.
+        element: the batch element; 0 with a varlen layout.
     """
 
     first_block: int
     token: int
     row: int
     length: int
+    element: int = 0
 
 
-def q_tiles(documents: Sequence[tuple[int, int, int]], problem: Problem, consumers: int) -> list[QTile]:
+def most_q_tiles(problem: Problem) -> int:
+    """Returns how many q tiles a work list of the documents of a mask has room for.
+
+    A batch element whose documents need more than twice the q tiles of one document is not in the list: tiles of so
+    short documents would be mostly empty.  So whether it is depends on the batch element alone.
+
+    problem: the lengths, and block_q rows per q tile.
+    """
+    return problem.batch * 2 * problem.n_q
+
+
+def q_tiles(documents: Sequence[tuple[int, ...]], problem: Problem, consumers: int) -> list[QTile]:
     """Returns the list.
 
     Args:
-        documents: (token, row, length) of each, as in `QTile`, by row.
+        documents: (token, row, length) and, where there are several, the batch element of each, as in `QTile`, by batch
+            element and row.
         problem: the band, and the sizes of row blocks and kv tiles (block_q, block_kv).
         consumers: row blocks per q tile.
     """
@@ -60,7 +74,7 @@ def q_tiles(documents: Sequence[tuple[int, int, int]], problem: Problem, consume
     lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
     kv_range = codegen.python_functions("two_pass", document_band(band.hi is not None)).dash_kv_range
     found: list[tuple[int, int, QTile]] = []
-    for token, row, length in documents:
+    for token, row, length, *element in documents:
         tile_schedule = (abs(length), abs(length), lo if length > 0 else NOWHERE, hi)
         blocks = -(-abs(length) // rows)
         for i in range(-(-blocks // consumers)):
@@ -68,5 +82,5 @@ def q_tiles(documents: Sequence[tuple[int, int, int]], problem: Problem, consume
             first, *_ = kv_range(max(first_block, 0), tile_schedule, rows, keys)
             *_, end = kv_range(first_block + consumers - 1, tile_schedule, rows, keys)
             steps = max(end, 1) - min(first, max(end, 1) - 1)
-            found.append((-steps, row + i * keys, QTile(first_block, token, row, length)))
+            found.append((-steps, len(found), QTile(first_block, token, row, length, *element)))
     return [entry for _, _, entry in sorted(found)]

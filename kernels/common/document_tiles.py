@@ -1,14 +1,26 @@
-"""Builds the work list of a forward over packed documents, see `schedule.document_tiles`."""
+"""Builds the work list of a forward over documents, see `schedule.document_tiles`.
+
+Note [Documents of a mask]
+    Documents of packed operators are known to be sequences of neighbouring tokens.  A mask of segment ids says so only
+    at run time.  A batch element in which no id comes back after another one is a sequence of documents, too, and its
+    q tiles go into a work list as those of packed documents do.  Any other batch element, and one with very short
+    documents (`schedule.document_tiles.most_q_tiles`), is computed by lists of kv tiles.  A forward launches a kernel
+    for each of the two; where one has no batch element, it ends at once.  Which of them computes a batch element
+    depends on the segment ids of this element alone, so that its bits are the same in any batch.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...model.attention_spec import AttentionSpec
 from ...model.mask import ALIGNMENT, ROW_BLOCK, Band, Mask
 from ...model.plan import Tiles
 from ...schedule.document_tiles import EVERYWHERE, WORDS, QTile, document_band, q_tiles
@@ -20,10 +32,27 @@ from .launching import launch_kernel
 from .strides import dense_strides
 
 SLOTS = 64
-"""Slots of ALIGNMENT padded rows that a program of `device.document_tiles` reads at once."""
+"""Slots that a program of `device.document_tiles` reads at once."""
+
+TOKENS = 4096
+"""Tokens that a program of `device.document_tiles.find_documents` reads at once."""
 
 CALLS = LaunchLists()
 """Launch lists of the operator that builds work lists."""
+
+
+def has_documents(spec: AttentionSpec) -> bool:
+    """Returns whether a call's mask may be computed by its documents, see Note [Documents of a mask].
+
+    Its one component must be segment ids, the same for queries and keys, which makes as many of both; and the band must
+    let every token see itself.  Dropout and sinks read the rows of the mask, so calls with them are left to lists.
+    """
+    mask, band = spec.mask, spec.mask.band
+    segments = mask.segments
+    if segments is None or len(mask.components) > 1 or segments.varlen_layout is not None:
+        return False
+    sees_itself = (band.lo is None or band.lo <= 0) and (band.hi is None or band.hi >= 0)
+    return segments.q == segments.kv and sees_itself and not spec.given
 
 
 def size(rows: int) -> tuple[int, int]:
@@ -85,6 +114,89 @@ def build(mask: Mask, extras: Sequence[Tensor], tiles: Tiles, notes: Notes | Non
         ordered = entries, steps, found, slots
         notes.launched(launch_kernel(document_tiles.order_q_tiles, keys.device, grid, *ordered, BLOCK=SLOTS), ordered)
     return found
+
+
+def shapes_by_mask(batch: Any, length: Any, tiles: Tiles) -> tuple[tuple[Any, int], tuple[Any]]:
+    """Returns the shapes of the results of `build_by_mask`; sizes are integers or symbols."""
+    return (1 + batch * _slots(length, tiles), WORDS), (1 + batch,)
+
+
+def _slots(length: Any, tiles: Tiles) -> Any:
+    """The q tiles of a batch element for which there is room, as `most_q_tiles` defines it."""
+    return 2 * ((length + tiles.block_q - 1) // tiles.block_q)
+
+
+def build_by_mask(
+    segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Builds the work list of the documents of a mask, on the device of the segment ids.
+
+    Args:
+        segment_ids: int32 [batch, 1, tokens], contiguous: of each token the first token with the same id.
+        band: the band of the mask, which lets every token see itself.
+        tiles: those of the forward.
+        notes: records the allocations and launches, for a replay.
+
+    Returns:
+        The list, as `build` returns it, with room for `most_q_tiles`; and int32 [1 + batch]: how many batch elements
+        are not in the list, and their indices; what is behind them is undefined.
+    """
+    (batch, _, length), notes = segment_ids.shape, notes or Notes([])
+    band = band.resolve(length, length)
+    lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
+    slots = _slots(length, tiles)
+
+    def new(*shape: int) -> Tensor:
+        if not segment_ids.is_cuda:
+            return torch.empty(shape, dtype=torch.int32, device=segment_ids.device)
+        return notes.allocate(shape, dense_strides(shape, range(len(shape))), torch.int32)
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        notes.launched(launch_kernel(kernel, segment_ids.device, grid, *arguments, **constants), arguments)
+
+    with torch.cuda.device(segment_ids.device) if segment_ids.is_cuda else nullcontext():
+        documents, counts = new(batch, slots, document_tiles.DOCUMENT), new(batch, 2)
+        entries, steps, (found, elements) = new(batch * slots, WORDS), new(batch * slots), map(
+            lambda shape: new(*shape), shapes_by_mask(batch, length, tiles)
+        )
+        launch(
+            document_tiles.find_documents, (batch,), segment_ids, documents, counts, length, slots,
+            CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK=TOKENS,
+        )  # fmt: skip
+        launch(
+            document_tiles.measure_documents_of_mask, (-(-slots // SLOTS), batch), documents, counts, entries, steps,
+            elements, slots, lo, hi,
+            KV_RANGE=schedule_module("two_pass", document_band(band.hi is not None)).dash_kv_range,
+            CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK_KV=tiles.block_kv, BLOCK=SLOTS,
+        )  # fmt: skip
+        number = batch * slots
+        launch(document_tiles.order_q_tiles, (-(-number // SLOTS),), entries, steps, found, number, BLOCK=SLOTS)
+    return found, elements
+
+
+def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """As `build_by_mask`, in plain Python from the definition, with zeros behind what is defined: for the CPU and for
+    tests.
+    """
+    batch, _, length = segment_ids.shape
+    consumers = tiles.block_q // ROW_BLOCK
+    found, elements = list[tuple[int, int, int, int]](), list[int]()
+    for b, ids in enumerate(segment_ids[:, 0].tolist()):
+        lengths = [(token, len([*run])) for token, run in itertools.groupby(ids)]
+        needed = sum(-(-tokens // tiles.block_q) for _, tokens in lengths)
+        if len({*ids}) < len(lengths) or needed > _slots(length, tiles):
+            elements.append(b)
+        else:
+            found += [(token, token, tokens, b) for token, tokens in lengths]
+    entries = q_tiles(found, Problem(band.resolve(length, length), length, length, ROW_BLOCK, tiles.block_kv), consumers)
+    listed = [QTile(len(entries), 0, 0, 0), *entries]
+    both = listed, [len(elements), *elements]
+    results = []
+    for values, shape in zip(both, shapes_by_mask(batch, length, tiles), strict=True):
+        result = torch.zeros(shape, dtype=torch.int32)
+        result[: len(values)] = torch.tensor(values, dtype=torch.int32)
+        results.append(result.to(segment_ids.device))
+    return results[0], results[1]
 
 
 def reference(mask: Mask, extras: Sequence[Tensor], tiles: Tiles) -> Tensor:

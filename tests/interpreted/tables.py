@@ -35,6 +35,7 @@ from ..support.table_words import (
     plan_of,
     same_tables,
     same_work_lists,
+    same_work_lists_of_masks,
     with_values,
 )
 from ..support.tile_pairs import PairMask, random_mask
@@ -78,6 +79,12 @@ def documents(rng: random.Random) -> None:
     """Work lists of packed documents."""
     document_tiles.SLOTS = rng.choice((1, 4, 64))
     same_work_lists(rng)
+
+
+def documents_of_masks(rng: random.Random) -> None:
+    """Work lists of the documents of segment ids."""
+    document_tiles.SLOTS, document_tiles.TOKENS = rng.choice((1, 4, 64)), rng.choice((4, 64, 1024))
+    same_work_lists_of_masks(rng)
 
 
 @triton.jit
@@ -212,6 +219,7 @@ KINDS = {
         intervals,
         dilations,
         documents,
+        documents_of_masks,
         verdicts,
         dense,
         seen_bits,

@@ -321,7 +321,7 @@ class Output:
 
     def __post_init__(self) -> None:
         self.tensor.fill_(float("nan"))
-        self.writes = torch.zeros(self.tensor.shape, dtype=torch.int32)
+        self.writes = torch.zeros_like(self.tensor, dtype=torch.int32)
 
     @property
     def dtype(self) -> DType:
@@ -333,6 +333,11 @@ class Input:
     """A tensor that is read by pointers."""
 
     tensor: Tensor
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in the order in which they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 @dataclass
@@ -408,7 +413,8 @@ def constants_of(problem: build.Specialisation, **values: Any) -> dict[str, Any]
 def arguments_of(**values: Any) -> dict[str, Any]:
     """The arguments of the main kernel by name: groups as mappings or tuples, None for those that are not given."""
     groups = {
-        "problem": arguments.PROBLEM, "data": arguments.DATA, "dropout": arguments.DROPOUT,
+        "problem": arguments.PROBLEM, "data": arguments.DATA, "elements": arguments.ELEMENTS,
+        "dropout": arguments.DROPOUT,
         "documents": arguments.DOCUMENTS, "target": shared.target("bf16"), "bound": score_room.BOUND,
         "sinks": arguments.SINKS,
     }  # fmt: skip
@@ -609,8 +615,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
     def store(pointer: Pointer, value: Value, mask: Value) -> None:
         assert isinstance(pointer.offsets, Tensor)
         offsets = pointer.offsets[mask.read()]
-        pointer.output.tensor.view(-1)[offsets] = value.read()[mask.read()]
-        pointer.output.writes.view(-1)[offsets] += 1
+        _memory(pointer.output.tensor)[offsets] = value.read()[mask.read()]
+        _memory(pointer.output.writes)[offsets] += 1
 
     def load(pointer: Pointer, mask: Value | bool | None = None, other: int = 0) -> Any:
         """A number, or a tensor where the pointers are one."""

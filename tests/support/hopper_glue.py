@@ -695,7 +695,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
 
         return copy
 
-    def store_first(target: Any, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
+    def store_first(target: Any, _b: int, h: int, token: int, count: int, tile: Tile, _warps: int, column: int) -> None:
         """`varlen_layout._store_first`, of which the simulation of the forward runs the source."""
         s.pause()
         coordinates = h, token, column, count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -143,6 +144,38 @@ def same_work_lists(rng: random.Random, device: str = "cpu") -> None:
     used = 1 + int(expected[0, 0])
     assert found.shape == expected.shape == work_lists.size(rows.rows)
     assert torch.equal(found[:used], expected[:used]), (rows, band)
+
+
+BATCHES = ("documents", "one document", "ids that return", "single tokens", "short documents")
+
+
+def documents_of_masks(rng: random.Random, kinds: Sequence[str], length: int) -> Tensor:
+    """Segment ids of a batch element of each kind: int32 [batch, 1, length], the first token with the same id."""
+    found = []
+    for kind in kinds:
+        lengths = {"one document": [length], "single tokens": [1] * length}.get(kind)
+        while lengths is None or sum(lengths) < length:
+            most = 20 if kind == "short documents" else 700
+            lengths = [*(lengths or []), rng.choice((1, 63, 64, 65, 128, 129, rng.randrange(1, 700)))]
+            lengths[-1] = min(lengths[-1], most)
+        numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[:length]
+        if kind == "ids that return":
+            numbers = numbers % rng.choice((2, 3))
+        found.append((numbers == numbers[:, None]).int().argmax(1))
+    return torch.stack(found).int()[:, None]
+
+
+def same_work_lists_of_masks(rng: random.Random, device: str = "cpu", length: int = 700) -> None:
+    """The work list that kernels build for the documents of a mask is that of the definition."""
+    band = rng.choice((Band(), Band(0), Band(0, 99), Band(-70, 300), Band(None, 10), Band(0, None, "bottom_right")))
+    kinds = [rng.choice(BATCHES) for _ in range(rng.choice((1, 3, 9)))]
+    ids = documents_of_masks(rng, kinds, rng.choice((1, 64, 129, rng.randrange(1, length)))).to(device)
+    tiles = Tiles(ROW_BLOCK * rng.choice((2, 3)), rng.choice((64, 128)), 8, 2)
+    made = [make(ids, band, tiles) for make in (work_lists.build_by_mask, work_lists.reference_by_mask)]
+    for found, expected in zip(*made, strict=True):
+        used = 1 + int(expected.flatten()[0])
+        assert found.shape == expected.shape
+        assert torch.equal(found[:used], expected[:used]), (kinds, ids.shape, band, tiles)
 
 
 def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:

@@ -2,7 +2,8 @@
 
 The tables (which tile pairs to visit, in which order) are computed on the device by one node,
 `dash_inductor::mask_tables`, which all layers with the same mask share.  The forward of packed documents reads a work
-list instead, the result of `dash_inductor::document_tiles`.
+list instead, the result of `dash_inductor::document_tiles`; that of segment ids reads both, see Note [Documents of a
+mask] in `kernels.common.document_tiles`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import torch
 from torch.fx import Node
 
 from ...graph.emit import Emitter
+from ...kernels.common.document_tiles import has_documents
 from ...kernels.common.mask_data import MaskTables
 from ...kernels.common.relations import layout
 from ...kernels.families import family
 from ...model.traits import Traits
-from ...operators.document_tiles import document_tiles
+from ...operators.document_tiles import document_tiles, document_tiles_of_mask
 from ...operators.mask_tables import mask_tables
 from ...upstream.dispatch import OpOverload
 from .match import Match
@@ -42,11 +44,13 @@ class MaskTableNodes:
         emitter: inserts the nodes.
         arguments: those of the `dash_inductor::mask_tables` node, whose outputs are the tables that kernels read.
         traits: the specialization key of the attention's kernels, which determines the tables that they read.
+        documents: whether the forward computes documents of segment ids by a work list where it can.
     """
 
     emitter: Emitter
     arguments: tuple[Any, ...]
     traits: Traits
+    documents: bool
 
     @staticmethod
     def of(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
@@ -71,7 +75,7 @@ class MaskTableNodes:
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
-        return MaskTableNodes(emitter, arguments, site.spec.traits)
+        return MaskTableNodes(emitter, arguments, site.spec.traits, has_documents(site.spec.of_forward))
 
     def _call(self, target: OpOverload, arguments: tuple[Any, ...], before: Node) -> Node:
         """Returns the node of a call on the mask's tensors: that of an earlier layer with this mask, or a new one."""
@@ -89,7 +93,13 @@ class MaskTableNodes:
             return [self._call(document_tiles, (operands, rows, mask, plan), before)]
         if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
-        return self._all(("keys_seen", "counts", "row_steps"), before)
+        tables = self._all(("keys_seen", "counts", "row_steps"), before)
+        if not self.documents:
+            return tables
+        *_, mask, plan = self.arguments
+        tiles = self._call(document_tiles_of_mask, (self.result("q_vectors", before), mask, plan), before)
+        results = [self.emitter.shared(operator.getitem, (tiles, i), {}, before=before, like=tiles) for i in range(2)]
+        return tables + results
 
     def of_backward(self, before: Node) -> list[Node]:
         """Returns the nodes of the tables that the backward reads, which come last in its `extras`, in order."""

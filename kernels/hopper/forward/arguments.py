@@ -26,8 +26,11 @@ DATA = Group(
 )
 """The tensors of a mask that is data, see `data.ForwardData`; tables: tables per batch element, 1 or q_heads."""
 
+ELEMENTS = Group({"ptr": "*i32"})
+"""The batch elements whose tiles are listed, int32 [1 + batch]: their number, then their indices."""
+
 DOCUMENTS = Group({"q_tiles_ptr": "*i32"})
-"""The work list of packed documents, see `device.documents`."""
+"""The work list of documents, see `device.documents`."""
 
 PADDING = Group(
     {"lse_ptr": "*fp32", "token_counts_ptr": "*i32"} | integers("heads", "rows"),

@@ -71,6 +71,7 @@ class Specialisation:
         traits: traits of the call.
         even_kv: whether kv_len is a multiple of the kv tile.
         short: whether a config of `SHORT_CONFIGS` is used, with two row blocks per tile.
+        elements: whether only the batch elements of `arguments.ELEMENTS` are computed.
     """
 
     dtype: DType
@@ -79,6 +80,7 @@ class Specialisation:
     traits: Traits
     even_kv: bool
     short: bool = False
+    elements: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "bfloat16"):
@@ -105,6 +107,10 @@ class Specialisation:
         found = Specialisation(site.dtype, *dims, site.spec.traits, even_kv)
         short = site.q_len is not None and found.plain and is_short(dims, site.q_len)
         return replace(found, short=short)
+
+    def by_documents(self) -> Specialisation:
+        """Returns the specialisation for the documents of a mask of segment ids: that of packed documents."""
+        return Specialisation(self.dtype, self.head_dim, self.value_dim, replace(self.traits, varlen=True), True)
 
     @property
     def config(self) -> ForwardConfig:
@@ -227,7 +233,7 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": self._data, "documents": arguments.DOCUMENTS if traits.varlen else None,
+            "data": self._data, "elements": arguments.ELEMENTS if p.elements else None, "documents": arguments.DOCUMENTS if traits.varlen else None,
             "target": shared.target(TYPES[p.dtype]) if traits.varlen else None,
             "bound": score.bound(traits), **operands.types(arguments.OPERANDS, traits),
         }  # fmt: skip
@@ -265,7 +271,8 @@ class Kernels:
     def prepare(self) -> Any:
         padding = arguments.PADDING if self.of.traits.varlen else None
         types: dict[str, Any] = {"counter_ptr": "*i32", "padding": padding}
-        return compile_kernel(prepare, ASTSource, {"ROWS": int(ROWS.value)}, types, {"num_warps": 1})
+        constants = {"COUNTERS": 1 + self.of.elements, "ROWS": int(ROWS.value)}
+        return compile_kernel(prepare, ASTSource, constants, types, {"num_warps": 1})
 
 
 @cache

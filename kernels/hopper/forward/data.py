@@ -14,10 +14,11 @@ from torch import Tensor
 from ....errors import ArgumentError
 from ....model.attention_spec import AttentionSpec
 from ....model.mask import ALIGNMENT, ROW_BLOCK
-from ....schedule.document_tiles import WORDS
+from ....schedule.document_tiles import WORDS, most_q_tiles
 from ....schedule.table_tile_schedule import seen_words
 from ....schedule.tile_schedule import Problem
 from ...common.call_launches import Address
+from ...common.document_tiles import has_documents
 from ...common.relations import Layout, layout
 from ..shared.tensors import Places, check_data, taken
 from . import arguments
@@ -40,10 +41,12 @@ class ForwardData(NamedTuple):
             schedule.
         seen_bits: int32 [tables, row blocks, kv tiles, threads, words], contiguous, the whole mask as bits, see Note
             [Seen bits] in `schedule.table_tile_schedule`; None without a dense mask.
-        q_tiles: int32 [1 + q tiles at most, 4], contiguous: the work list of packed documents, see
-            `MaskTables.q_tiles`; lengths are then those of the padded rows.  None without them.
+        q_tiles: int32 [1 + q tiles at most, WORDS], contiguous: the work list of documents, see
+            `common.document_tiles`; with packed documents lengths are those of the padded rows.  None without it.
         token_counts: int32 [row blocks], contiguous: the tokens of each row block of packed documents, see
             `model.VarlenLayout`.  None without them; with them, nothing but these two is read.
+        elements: int32 [1 + batch], contiguous: how many batch elements are not in the work list of documents, and
+            their indices.  None without segment ids that have such a list.
     """
 
     q_vectors: Tensor | None
@@ -54,6 +57,7 @@ class ForwardData(NamedTuple):
     seen_bits: Tensor | None = None
     q_tiles: Tensor | None = None
     token_counts: Tensor | None = None
+    elements: Tensor | None = None
 
     @staticmethod
     def of(spec: AttentionSpec, extras: Sequence[Tensor]) -> ForwardData | None:
@@ -72,7 +76,8 @@ class ForwardData(NamedTuple):
 
         The result is None if the mask is a band alone.  The extras are the operands of the call, then the mask's
         vectors, keys_seen, counts and steps.  With a dense mask there are no vectors, and the mask's bits come last.
-        Packed documents have one tensor, q_tiles.
+        Packed documents have one tensor, q_tiles.  Segment ids whose documents are listed have q_tiles and elements
+        last (`common.document_tiles.has_documents`).
 
         Args:
             count: the number of extras.
@@ -85,15 +90,17 @@ class ForwardData(NamedTuple):
             return None
         of_pairs, vectors, made = spec.traits.of_pairs, layout(spec.traits), list(range(operands, count))
         wanted = 1 if spec.traits.varlen else 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
-        if len(made) != wanted:
+        documents = [made.pop(wanted) for _ in made[wanted : wanted + 2]] if has_documents(spec) else []
+        if len(made) != wanted or len(documents) == 1:
             allowed = f"the {operands} operands of {spec}, then {wanted} tensors made from them"
             raise ArgumentError("extras", f"{count} tensors", allowed)
         if mask.varlen_layout is not None:
-            return (None, None, None, None, None, None, *made, mask.varlen_layout.token_count.index)
+            return (None, None, None, None, None, None, *made, mask.varlen_layout.token_count.index, None)
         if of_pairs:
-            return (None, None, *made, None, None)
+            return (None, None, *made, None, None, None)
         of_vectors = [made.pop(0) if some else None for some in (vectors.QUERIES, vectors.KEYS)]
-        return (*of_vectors, *made, None, None, None)
+        q_tiles, elements = documents or (None, None)
+        return (*of_vectors, *made, None, q_tiles, None, elements)
 
     def check(self, work: Problem, layout: Layout, device: torch.device) -> int:
         """Checks the tensors and returns the number of tables per batch element, 1 or the number of q heads.
@@ -115,16 +122,21 @@ class ForwardData(NamedTuple):
             (work.batch, layout.QUERIES, work.q_len), (work.batch, layout.KEYS, work.kv_len),
             (work.batch, tables, work.kv_len), rows, (*rows, work.n_kv),
             (rows[0], -(-work.q_len // row), work.n_kv, 2 * row, seen_words(work.block_kv)),
-            (1 + work.q_len // ALIGNMENT, WORDS), (work.q_len // ROW_BLOCK,),
+            (1 + self._most_q_tiles(work), WORDS), (work.q_len // ROW_BLOCK,), (1 + work.batch,),
         )  # fmt: skip
         for name, tensor, shape in zip(self._fields, self, shapes, strict=True):
             if tensor is not None:
                 check_data(name, tensor, shape, torch.bool if name == "keys_seen" else torch.int32, device)
         return tables
 
+    def _most_q_tiles(self, work: Problem) -> int:
+        """Returns how many q tiles the work list of documents has room for."""
+        return work.q_len // ALIGNMENT if self.elements is None else most_q_tiles(work)
+
     @staticmethod
     def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the main kernel's argument groups "data" and "documents" by name; one of them is None.
+        """Returns the argument groups "data", "documents" and "elements" of main kernels by name, None for those without
+        tensors.
 
         Args:
             places: for each field of `ForwardData`, its index in the operator's extras; None for absent tensors.
@@ -133,10 +145,16 @@ class ForwardData(NamedTuple):
         """
         # the kernel reads no absent tensor
         known = dict(zip(ForwardData._fields, (0 if i is None else addresses[i] for i in places), strict=True))
-        if places[ForwardData._fields.index("q_tiles")] is not None:
-            return {"data": None, "documents": arguments.DOCUMENTS.values(q_tiles_ptr=known["q_tiles"])}
-        data = arguments.DATA.values(
+        found: dict[str, tuple[Any, ...] | None] = dict.fromkeys(("data", "documents", "elements"))
+        given = {name for name, i in zip(ForwardData._fields, places, strict=True) if i is not None}
+        if "q_tiles" in given:
+            found["documents"] = arguments.DOCUMENTS.values(q_tiles_ptr=known["q_tiles"])
+        if "elements" in given:
+            found["elements"] = arguments.ELEMENTS.values(ptr=known["elements"])
+        if "counts" not in given:
+            return found
+        found["data"] = arguments.DATA.values(
             counts_ptr=known["counts"], steps_ptr=known["steps"], tables=tables, q_vectors=known["q_vectors"],
             kv_vectors=known["kv_vectors"], seen_bits_ptr=known["seen_bits"], keys_seen_ptr=known["keys_seen"],
         )  # fmt: skip
-        return {"data": data, "documents": None}
+        return found

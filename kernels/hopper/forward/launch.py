@@ -1,4 +1,4 @@
-"""The host side of the Hopper forward: checks tensors, allocates out, log-sum-exp and a counter, launches two kernels.
+"""The host side of the Hopper forward: checks tensors, allocates out, log-sum-exp and counters, launches kernels.
 
 Everything that depends only on tensor layouts is computed once.
 """
@@ -6,9 +6,10 @@ Everything that depends only on tensor layouts is computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from ....model.mask import ROW_BLOCK
 from ....schedule.document_tiles import EVERYWHERE
 from ....schedule.tile_schedule import ClosedForm, Problem
 from ...common import launcher, score
-from ...common.call_launches import CallLaunch, CallLaunches, named_arguments
+from ...common.call_launches import Address, CallLaunch, CallLaunches, named_arguments
 from ...common.layouts import are_rows_dense, heads_first, in_orders, kernel_strides, of_operator
 from ...common.strides import dense_strides
 from ...execution import Run
@@ -37,9 +38,9 @@ from .device.prepare import prepare as reset
 LAST_TILES = 512
 """Least number of tiles of the last head chunk: enough for every CTA of any Hopper GPU."""
 
-_COUNTER = (1,), (1,), torch.int32
-
 _LEAST = 2.0**-149
+
+_COUNTER_BYTES = 4
 
 
 def prepare(
@@ -122,48 +123,67 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     places = ForwardData.places(spec, len(extras))
     (q, k, v), of_extras, (out, lse, counter) = numbered(3, used_extras(places, spec), 3)
     data = ForwardData.of(spec, extras)
-    about_data = dict.fromkeys(("data", "documents"))
+    about_data = dict[str, tuple[Any, ...] | None](dict.fromkeys(("data", "documents", "elements")))
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
+        of = replace(of, elements=data.elements is not None)
     layout, padding = spec.mask.varlen_layout, None
     if layout is not None:
         counts = of_extras[layout.token_count.index]
         padding = arguments.PADDING.values(lse_ptr=lse, token_counts_ptr=counts, heads=work.heads, rows=work.q_len)
-    rows, keys = seen(ClosedForm("two_pass", work), spec, query.shape[2])
-    read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
+    seen_of = seen(ClosedForm("two_pass", work), spec, query.shape[2])
     keys_in_l2 = (of.config.head_chunk_mib << 20) // (2 * (site.head_dim + site.value_dim))
-    head_chunk, last_head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
-    lo, hi = work.bounds
-    if layout is not None and work.resolved.band.lo is None:  # the kernel tests it all the same
-        lo = EVERYWHERE
-    problem = arguments.PROBLEM.values(
-        batch_heads=work.batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
-        kv_len=work.kv_len, lo=lo, hi=hi, head_chunk=head_chunk, last_head_chunk=last_head_chunk,
-        scale_log2=score.factor(spec),
-    )  # fmt: skip
-
-    built = kernels(of, device.index)
+    head_chunk = _head_chunks(work, keys_in_l2, site.group, of.has_dense)
     available = torch.cuda.get_device_properties(device).multi_processor_count
     grid = min(tiles, available if ctas is None else ctas)
     if grid < 1:
         raise ArgumentError("ctas", ctas, "None or an integer >= 1")
-    main = launcher.KernelLauncher(built.main, grid, [*(each.descriptor for each in read), describe(shape, strides)])
-    skipped = [start + each.skipped for start, each in zip((q, k, v), read, strict=True)]
-    of_main = named_arguments(
-        hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(spec),
-        target=target_values(out, strides, site.value_dim) if layout is not None else None,
-        **about_data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
-    )  # fmt: skip
+
+    def main(
+        of: Specialisation, counter: Address, seen_of: Sequence[tuple[int, int]], batch: int,
+        head_chunk: tuple[int, int], data: Mapping[str, tuple[Any, ...] | None],
+    ) -> CallLaunch:  # fmt: skip
+        """A main kernel, which reads the queries and the keys in the ranges `seen_of`."""
+        lo, hi = work.bounds
+        if of.traits.varlen and work.resolved.band.lo is None:  # the kernel tests it all the same
+            lo = EVERYWHERE
+        problem = arguments.PROBLEM.values(
+            batch_heads=batch * work.heads, q_heads=work.heads, group=site.group, q_len=work.q_len,
+            kv_len=work.kv_len, lo=lo, hi=hi, head_chunk=head_chunk[0], last_head_chunk=head_chunk[1],
+            scale_log2=score.factor(spec),
+        )  # fmt: skip
+        rows, keys = seen_of
+        read = [SeenRows.of(query, *rows), SeenRows.of(key, *keys), SeenRows.of(value, *keys)]
+        descriptors = [*(each.descriptor for each in read), describe(shape, strides)]
+        skipped = [start + each.skipped for start, each in zip((q, k, v), read, strict=True)]
+        values = named_arguments(
+            hopper_forward, lse_ptr=lse, counter_ptr=counter, problem=problem, bound=score.bound_values(spec),
+            target=target_values(out, strides, site.value_dim) if of.traits.varlen else None,
+            **data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
+        )  # fmt: skip
+        kernel = launcher.KernelLauncher(kernels(of, device.index).main, grid, descriptors)
+        return CallLaunch(kernel, (*skipped, out), values)
+
     asked = [
         CallLaunch(
-            launcher.KernelLauncher(built.prepare, 1 if padding is None else work.q_len // ROW_BLOCK),
+            launcher.KernelLauncher(
+                kernels(of, device.index).prepare, 1 if padding is None else work.q_len // ROW_BLOCK
+            ),
             (),
             named_arguments(reset, counter_ptr=counter, padding=padding),
-        ),
-        CallLaunch(main, (*skipped, out), of_main),
+        )
     ]
+    if of.elements:  # see Note [Documents of a mask]
+        every = (0, work.q_len), (0, work.kv_len)
+        chunk = _head_chunks(replace(work, batch=1), keys_in_l2, site.group)
+        data_of = about_data | {"data": None, "elements": None}
+        asked.append(main(of.by_documents(), counter + _COUNTER_BYTES, every, 1, chunk, data_of))
+        about_data["documents"] = None
+        head_chunk = work.heads, work.batch * work.heads  # whole ones, with any number of batch elements
+    asked.append(main(of, counter, seen_of, work.batch, head_chunk, about_data))
     of_out = of_operator(shape, spec), of_operator(strides, spec), query.dtype
-    allocated = of_out, (sums, dense_strides(sums, (0, 1, 2)), torch.float32), _COUNTER
+    counters = (1 + of.elements,), (1,), torch.int32
+    allocated = of_out, (sums, dense_strides(sums, (0, 1, 2)), torch.float32), counters
     return CallLaunches(asked, allocated, 2, device.index).run
 
 

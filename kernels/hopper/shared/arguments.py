@@ -20,19 +20,21 @@ VARLEN_LAYOUT = Group(
 
 
 def target(dtype: str) -> Group:
-    """Returns the argument group of a result [1, heads, tokens, dim] that is stored token by token: pointer, strides,
-    dim.
+    """Returns the argument group of a result [batch, heads, tokens, dim] that is stored token by token: pointer,
+    strides, dim.
 
     The last dimension has unit stride.  Strides are multiples of 8 elements: TMA requires rows to begin at multiples of
     16 bytes.
     """
-    types = {"ptr": f"*{dtype}", "head_stride": "i64", "row_stride": "i64", "dim": "i32"}
-    return Group(types, dict.fromkeys(("head_stride", "row_stride", "dim"), 8))
+    strides = "batch_stride", "head_stride", "row_stride"
+    types = {"ptr": f"*{dtype}"} | dict.fromkeys(strides, "i64") | {"dim": "i32"}
+    return Group(types, dict.fromkeys((*strides, "dim"), 8))
 
 
 def target_values(address: Address, strides: Sequence[int], dim: int) -> tuple[Any, ...]:
     """Returns the values of the argument group `target` for a result with this address, strides in elements and dim."""
-    return target("i8").values(ptr=address, head_stride=strides[1], row_stride=strides[2], dim=dim)
+    batch, head, row = strides[:3]
+    return target("i8").values(ptr=address, batch_stride=batch, head_stride=head, row_stride=row, dim=dim)
 
 
 def dropout(divisor: int) -> Group:

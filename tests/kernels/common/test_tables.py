@@ -36,6 +36,7 @@ COUNTS = {
     "intervals": (2, 12),
     "dilations": (1, 12),
     "documents": (4, 40),
+    "documents_of_masks": (6, 60),
     "verdicts": (6, 60),
     "dense": (1, 3),
     "seen_bits": (2, 6),

@@ -44,15 +44,16 @@ class Documents:
 
     @gluon.jit
     def entry(self, q_tile):
-        """Returns (first row block, first token, first row, signed length) of a q tile and its document, int32.
+        """Returns (first row block, first token, first row, signed length, batch element) of a q tile and its document,
+        int32.
 
         The row block is counted from the document's first one, and may be negative; without documents all are zero.
         """
         if self.GIVEN:
             place = self.arguments.q_tiles_ptr + WORDS * (1 + q_tile)
-            return gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3)
+            return gl.load(place), gl.load(place + 1), gl.load(place + 2), gl.load(place + 3), gl.load(place + 4)
         else:
-            return 0, 0, 0, 0
+            return 0, 0, 0, 0, 0
 
     @gluon.jit
     def within(self, work, length):

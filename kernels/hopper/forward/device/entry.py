@@ -16,8 +16,8 @@ from .tile_work import TileWork
 
 @gluon.jit
 def hopper_forward(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, dropout, documents, target, bound, sinks,
-    SCHEDULE, MASK, FORM,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, counter_ptr, problem, data, elements, dropout, documents, target, bound,
+    sinks, SCHEDULE, MASK, FORM,
 ):  # fmt: skip
     """Computes out and log-sum-exp of attention.
 
@@ -29,17 +29,22 @@ def hopper_forward(
     before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
-    the mask is a band; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
+    the mask is a band; with `elements` only the batch elements that it lists are computed; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
     see `score_gluon`, and sinks if there are attention sinks.  With `documents`, see the module of this name,
-    q_len counts padded rows, lse has padded rows, and the other tensors have tokens; only then `target` is given, the
-    group `arguments.target` of out.
+    batch_heads counts the heads of one batch element, and with a varlen layout q_len counts padded rows, lse has padded
+    rows, and the other tensors have tokens; only then `target` is given, the group `arguments.target` of out.
     """
+    batch_heads = problem.batch_heads
+    if elements is not None:
+        batch_heads = gl.load(elements.ptr) * problem.q_heads
     work = TileWork(
-        problem.batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
+        batch_heads, problem.q_heads, problem.group, problem.q_len, problem.kv_len, problem.lo, problem.hi,
         problem.head_chunk, problem.last_head_chunk, SCHEDULE.KV_RANGE, SCHEDULE.SEEN_ROWS, SCHEDULE.SEEN_KEYS,
         MASK.HAS_LO, MASK.HAS_HI, MASK.FROM_THE_END, MASK.EVEN_KV, FORM.BLOCK_KV, FORM.CONSUMERS, MASK.HALF_TILES,
     )  # fmt: skip
-    rest = ListedMask(data, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, MASK)
+    rest = ListedMask(
+        data, elements, MASK.HAS_DENSE, MASK.SEGMENT_IDS_AHEAD, data is not None, elements is not None, MASK
+    )
     packed = Documents(documents, documents is not None)
     drops = DropoutBits(dropout, dropout is not None)
     shared = allocate_shared(q_desc.dtype, FORM, rest.GIVEN, packed.GIVEN)

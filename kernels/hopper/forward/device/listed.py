@@ -59,14 +59,26 @@ class ListedMask:
     arguments: the group `arguments.DATA` of pointers, None where the mask is a band alone; GIVEN: whether there are
     arguments.  With HAS_DENSE no vectors are read: `seen` reads mask bits instead.  SEGMENT_IDS_AHEAD: in which
     iterations vectors are loaded before the matmul of the scores is issued, whose time hides the loads: in none (0), in
-    the first of a run (1), or in all (2).  MASK: see `arguments.MaskKind`.
+    the first of a run (1), or in all (2).  MASK: see `arguments.MaskKind`.  elements: the group `arguments.ELEMENTS`
+    of the batch elements that are computed; None, with HAS_ELEMENTS false, if these are all.
     """
 
     arguments: group
+    elements: group
     HAS_DENSE: gl.constexpr
     SEGMENT_IDS_AHEAD: gl.constexpr
     GIVEN: gl.constexpr
+    HAS_ELEMENTS: gl.constexpr
     MASK: gl.tuple
+
+    @gluon.jit
+    def element(self, number):
+        """Returns the index (int32) of the batch element with this number in the work list; 0 past the last one."""
+        if self.HAS_ELEMENTS:
+            exists = number < gl.load(self.elements.ptr)
+            return gl.load(self.elements.ptr + 1 + number, mask=exists, other=0)
+        else:
+            return number
 
     @gluon.jit
     def table(self, b, head):

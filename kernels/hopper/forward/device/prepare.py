@@ -1,4 +1,4 @@
-"""The kernel before the main kernel of the forward: zeroes the counter from which CTAs take q tiles."""
+"""The kernel before the main kernels of the forward: zeroes the counters from which CTAs take q tiles."""
 
 import triton
 import triton.language as tl
@@ -6,8 +6,8 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
-def prepare(counter_ptr, padding, ROWS: tl.constexpr):
-    """Zeroes counter_ptr, int32 [1], and sets the log-sum-exp of padded rows without a token to -inf.
+def prepare(counter_ptr, padding, COUNTERS: tl.constexpr, ROWS: tl.constexpr):
+    """Zeroes counter_ptr, int32 [COUNTERS], and sets the log-sum-exp of padded rows without a token to -inf.
 
     padding: the group `arguments.PADDING`, with one program per row block of ROWS rows; None without packed documents,
     with one program.  The main kernel may start at once, because it waits for the end of this one before it reads the
@@ -16,7 +16,8 @@ def prepare(counter_ptr, padding, ROWS: tl.constexpr):
     gdc_launch_dependents()
     block = tl.program_id(0)
     if block == 0:
-        tl.store(counter_ptr, 0)
+        for i in tl.static_range(COUNTERS):
+            tl.store(counter_ptr + i, 0)
     if padding is not None:
         local = tl.arange(0, ROWS)
         tokens = tl.load(padding.token_counts_ptr + block)

@@ -112,7 +112,7 @@ def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, la
 
 
 @gluon.jit
-def load_document_values(work, shared, desc, head, kv, token, it, landings, BYTES: gl.constexpr):
+def load_document_values(work, shared, desc, b, head, kv, token, it, landings, BYTES: gl.constexpr):
     """Loads V of kv tile `kv` of a document, with zeros for keys behind its end; returns `landings`.
 
     work: that of the document; token: its first token; the others are those of `load_seen_values`, but head: a kv head.
@@ -121,7 +121,7 @@ def load_document_values(work, shared, desc, head, kv, token, it, landings, BYTE
     ends = (kv + 1) * work.BLOCK_KV > work.kv_len
     full = shared.v_full.index(gl.where(ends, shared.STAGES, stage))
     mbarrier.expect(full, BYTES)
-    load_rows(desc, 0, head, token + kv * work.BLOCK_KV, full, shared.v.index(stage))
+    load_rows(desc, b, head, token + kv * work.BLOCK_KV, full, shared.v.index(stage))
     if ends:
         mbarrier.wait(full, landings & 1)
         clear(shared.v.index(stage), keys_behind(kv, work.kv_len, work.BLOCK_KV))
@@ -168,10 +168,11 @@ def produce(work, data, documents, shared, q_desc, k_desc, v_desc, counter_ptr):
         local, token, document = work, 0, (0, 0, 0)
         first_row = -work.first_row()  # the descriptors' row of query 0
         if documents.GIVEN:
-            first_block, token, row_of_document, length = entry
+            first_block, token, row_of_document, length, b = entry
             local, document = documents.within(work, length), (token, row_of_document, length)
             first_row = token
         if data.GIVEN:
+            b = data.element(b)
             ahead = gl.where(steps > 1, second, 0)
             row = first_row_of(work, packed_tile)
             put_packed_tile(shared, done, ahead)
@@ -214,7 +215,7 @@ def produce(work, data, documents, shared, q_desc, k_desc, v_desc, counter_ptr):
                 load_keys(shared, k_desc, b, kv_head, k_row, done + step, K_BYTES)
                 if documents.GIVEN:
                     landings = load_document_values(
-                        local, shared, v_desc, kv_head, end - step, token, done + step - 1, landings, V_BYTES
+                        local, shared, v_desc, b, kv_head, end - step, token, done + step - 1, landings, V_BYTES
                     )
                 else:
                     load_values(shared, v_desc, b, kv_head, k_row + work.BLOCK_KV, done + step - 1, V_BYTES)
@@ -222,7 +223,7 @@ def produce(work, data, documents, shared, q_desc, k_desc, v_desc, counter_ptr):
             if documents.GIVEN:
                 entry = document_entry(work, documents, place, q_tiles)  # it comes while there is no room for V
                 landings = load_document_values(
-                    local, shared, v_desc, kv_head, first, token, done - 1, landings, V_BYTES
+                    local, shared, v_desc, b, kv_head, first, token, done - 1, landings, V_BYTES
                 )
             else:
                 load_values(shared, v_desc, b, kv_head, last_row - (steps - 1) * work.BLOCK_KV, done - 1, V_BYTES)
@@ -244,8 +245,9 @@ def first_packed_tiles(work, data, place):
     """
     if data.GIVEN:
         q_tiles = work.q_tiles()
-        b, head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(q_tiles) - 1), q_tiles)
-        packed_tiles_ptr, steps = data.packed_tiles_of(work, b, head, q_tile)
+        last = gl.maximum(work.count(q_tiles) - 1, 0)  # without a tile, what is read is not used
+        b, head, q_tile, _first_block = work.tile(gl.minimum(place, last), q_tiles)
+        packed_tiles_ptr, steps = data.packed_tiles_of(work, data.element(b), head, q_tile)
         more = gl.where(work.kv_len > work.BLOCK_KV, 1, 0)
         return packed_tiles_ptr, steps, gl.load(packed_tiles_ptr), gl.load(packed_tiles_ptr + more)
     else:

@@ -71,11 +71,11 @@ def store_tokens(target, desc, b, h, token, count, tile, WARPS: gl.constexpr, CO
     if count >= tile.shape[0]:
         store_rows(desc, b, h, token, tile, COLUMN)
     else:
-        _store_first(target, h, token, count, tile, WARPS, COLUMN)
+        _store_first(target, b, h, token, count, tile, WARPS, COLUMN)
 
 
 @gluon.jit
-def _store_first(target, h, token, count, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr):
+def _store_first(target, b, h, token, count, tile, WARPS: gl.constexpr, COLUMN: gl.constexpr):
     """Store the first `count` rows of `tile` to the tokens from `token` on, 32 rows at a time."""
     ROWS: gl.constexpr = tile.shape[0]
     PIECE: gl.constexpr = min(32, ROWS)
@@ -84,7 +84,7 @@ def _store_first(target, h, token, count, tile, WARPS: gl.constexpr, COLUMN: gl.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     rows = gl.arange(0, PIECE, gl.SliceLayout(1, layout))
     columns = gl.expand_dims(COLUMN + gl.arange(0, WIDTH, gl.SliceLayout(0, layout)), 0)
-    head = target.ptr + h.to(gl.int64) * target.head_stride
+    head = target.ptr + b.to(gl.int64) * target.batch_stride + h.to(gl.int64) * target.head_stride
     for i in gl.static_range(ROWS // PIECE):
         local = gl.expand_dims(i * PIECE + rows, 1)
         pointers = head + (token + local).to(gl.int64) * target.row_stride + columns

@@ -51,7 +51,7 @@ class VarlenLaunch(DataLaunch):
         return replace(super().specialisation(), traits=traits_of(self.mask, segment_ids=True, varlen=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
-        ones = dict.fromkeys(("head_stride", "row_stride", "dim"), 1)
+        ones = dict.fromkeys(("batch_stride", "head_stride", "row_stride", "dim"), 1)
         targets = {name: {"ptr": Pointer(f"{name}_ptr")} | ones for name in ("dk", "dv")}
         varlen_layout = {name: Pointer(name) for name in VARLEN_LAYOUT.names}
         return super().data_arguments() | {"varlen_layout": varlen_layout, "targets": targets}

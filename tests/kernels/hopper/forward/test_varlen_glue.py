@@ -14,7 +14,7 @@ from dash_inductor.kernels.common.score import LOG2E
 from dash_inductor.kernels.hopper.forward import build
 from dash_inductor.model import Band
 from dash_inductor.schedule import Problem
-from dash_inductor.schedule.document_tiles import EVERYWHERE, q_tiles
+from dash_inductor.schedule.document_tiles import EVERYWHERE, WORDS, q_tiles
 
 from ....support.calls import traits_of
 from ....support.hopper_forward import rounding_of
@@ -85,8 +85,8 @@ class Launch:
         lo, hi = EVERYWHERE if self.band.lo is None else self.band.lo, self.band.hi or 0
         problem = self.problem
         listed = q_tiles(self.rows.entries(), tables, problem.config.consumers)
-        unused = [(9999,) * 4] * (length // BLOCK_KV - len(listed))
-        work_list = torch.tensor([(len(listed), 0, 0, 0), *listed, *unused], dtype=torch.int32)
+        unused = [(9999,) * WORDS] * (length // BLOCK_KV - len(listed))
+        work_list = torch.tensor([(len(listed), *[0] * (WORDS - 1)), *listed, *unused], dtype=torch.int32)
         out = Output(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
         lse = Output(torch.empty(1, self.heads, length))
         head_chunk = how.pop("head_chunk", min(2 * self.group, self.heads))
@@ -98,7 +98,7 @@ class Launch:
         arguments = arguments_of(
             q_desc=Descriptor(q), k_desc=Descriptor(k), v_desc=Descriptor(v), out_desc=out, lse_ptr=Pointer(lse),
             counter_ptr=None, problem=sizes, documents={"q_tiles_ptr": Pointer(Input(work_list))},
-            target=(Pointer(out), out.tensor.stride(1), out.tensor.stride(2), v.shape[3]),
+            target=(Pointer(out), *out.tensor.stride()[:3], v.shape[3]),
         )  # fmt: skip
         constants = constants_of(problem, BLOCK_KV=BLOCK_KV)
         simulation = ForwardSimulation(constants, arguments, self.ctas, rows=ROWS, **how)
@@ -197,7 +197,7 @@ LAST = Launch((20, 9, 30), group=2, ctas=2)
 CONTROLS = {
     "queries of rows": (LAST, WRONG, "first_row = token", "first_row = row_of_document"),
     "keys of rows": (LAST, WRONG, "first_key = token if", "first_key = row_of_document if"),
-    "values of rows": (LAST, WRONG, "load_rows(desc, 0, head, token + kv", "load_rows(desc, 0, head, kv"),
+    "values of rows": (LAST, WRONG, "load_rows(desc, b, head, token + kv", "load_rows(desc, b, head, kv"),
     "keys of the next document": (replace(LAST, band=Band()), WRONG, "kv_len=tokens", "kv_len=tokens + 2"),
     "queries of the next document": (LAST, WRONG, "q_len=tokens,", "q_len=tokens + 2,"),
     "another document": (LAST, WRONG, "WORDS * (1 + q_tile)", "WORDS * q_tile"),
