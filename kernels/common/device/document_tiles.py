@@ -18,8 +18,8 @@ from ....schedule import document_tiles
 WORDS, NOWHERE = tl.constexpr(document_tiles.WORDS), tl.constexpr(document_tiles.NOWHERE)
 
 DOCUMENT = 3
-"""int32 values that `find_documents` writes of a document: its first token, its length, and the number of q tiles of the
-documents before it."""
+"""int32 values that `find_documents` writes of a document: its first token, its length, and the q tiles before its own
+ones."""
 _DOCUMENT = tl.constexpr(DOCUMENT)
 
 

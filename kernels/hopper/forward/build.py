@@ -233,7 +233,8 @@ class Kernels:
             **dict.fromkeys(("q_desc", "out_desc"), columns(p.dtype, int(ROWS.value))),
             **dict.fromkeys(("k_desc", "v_desc"), columns(p.dtype, v.block_kv)),
             "lse_ptr": "*fp32", "counter_ptr": "*i32", "problem": arguments.PROBLEM,
-            "data": self._data, "elements": arguments.ELEMENTS if p.elements else None, "documents": arguments.DOCUMENTS if traits.varlen else None,
+            "data": self._data, "elements": arguments.ELEMENTS if p.elements else None,
+            "documents": arguments.DOCUMENTS if traits.varlen else None,
             "target": shared.target(TYPES[p.dtype]) if traits.varlen else None,
             "bound": score.bound(traits), **operands.types(arguments.OPERANDS, traits),
         }  # fmt: skip

@@ -135,8 +135,7 @@ class ForwardData(NamedTuple):
 
     @staticmethod
     def arguments(places: Places, tables: int, addresses: Mapping[int, Address]) -> dict[str, tuple[Any, ...] | None]:
-        """Returns the argument groups "data", "documents" and "elements" of main kernels by name, None for those without
-        tensors.
+        """Returns the argument groups "data", "documents" and "elements" by name, None for those without tensors.
 
         Args:
             places: for each field of `ForwardData`, its index in the operator's extras; None for absent tensors.

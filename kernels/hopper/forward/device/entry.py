@@ -29,10 +29,11 @@ def hopper_forward(
     before has ended.
 
     All other arguments are groups, see `arguments`: data describes a mask that is data, see `listed`, and is None where
-    the mask is a band; with `elements` only the batch elements that it lists are computed; dropout is given if probabilities are dropped, see `dropout`, and bound if scores are bounded,
-    see `score_gluon`, and sinks if there are attention sinks.  With `documents`, see the module of this name,
-    batch_heads counts the heads of one batch element, and with a varlen layout q_len counts padded rows, lse has padded
-    rows, and the other tensors have tokens; only then `target` is given, the group `arguments.target` of out.
+    the mask is a band; with `elements` only the batch elements that it lists are computed; dropout is given if
+    probabilities are dropped, see `dropout`, and bound if scores are bounded, see `score_gluon`, and sinks if there are
+    attention sinks.  With `documents`, see the module of this name, batch_heads counts the heads of one batch element,
+    and `target` is given, the group `arguments.target` of out.  With packed documents q_len counts padded rows, lse has
+    padded rows, and the other tensors have tokens.
     """
     batch_heads = problem.batch_heads
     if elements is not None:
