@@ -37,7 +37,7 @@ SHORT = (128, 256, 512)
 
 
 def shapes(lengths: Sequence[int]) -> list[Shape]:
-    """Returns the regular table, then short sequences, windows, grouped heads and larger head dims."""
+    """Returns the regular table, then short sequences, windows, grouped heads, larger head dims and few heads."""
     found = [regular(d, mask, s) for d in (128, 64) for mask in (FULL, CAUSAL) for s in lengths]
     short = [(HIDDEN // d, s, d, d, mask) for d in (128, 64) for mask in (FULL, CAUSAL) for s in SHORT]
     found += [Shape("short", TOKENS // s, heads, heads, s, *rest) for heads, s, *rest in short]
@@ -46,6 +46,7 @@ def shapes(lengths: Sequence[int]) -> list[Shape]:
     found += [Shape("gqa", TOKENS // s, 64, 8, s, 128, 128, CAUSAL) for s in longer]
     found += [Shape("wide", TOKENS // s, 8, 8, s, 256, 256, mask) for mask in (FULL, CAUSAL) for s in longer]
     found += [Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, mask) for mask in (FULL, CAUSAL) for s in longer]
+    found += [Shape("few", 1, 8, 1, 8192, 128, 128, CAUSAL), Shape("few", 1, 4, 4, 32768, 128, 128, CAUSAL)]
     found += [Shape("odd", 2, 16, 16, 8191, 128, 128, mask) for mask in (FULL, CAUSAL)]
     return found
 

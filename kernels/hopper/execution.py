@@ -6,6 +6,7 @@ Modules are imported at first use, because a process that only compiles needs no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ...errors import ArgumentError
 from ...model.attention_spec import AttentionSpec
 from ...model.plan import Plan
 from ...model.site import Site
+from ..common.document_tiles import has_documents
 from ..execution import Execution, Run
 from ..reference import execution as reference
 from .family import FAMILY
@@ -60,7 +62,11 @@ def _compiled(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
 def _compiled_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[Any]:
     from .forward import build, few
 
-    kernels = build.kernels(build.Specialisation.of_site(site), device.index)
+    of = build.Specialisation.of_site(site)
+    if has_documents(site.spec):
+        of = replace(of, elements=True)
+        yield build.kernels(of.by_documents(), device.index).main
+    kernels = build.kernels(of, device.index)
     yield from (kernels.prepare, kernels.main)
     parts = few.of_site(site, device.index)
     if parts is not None:
