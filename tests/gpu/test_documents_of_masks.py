@@ -168,6 +168,22 @@ def test_repeats() -> None:
         assert differing_runs(lambda: call.run(tensors, ids), 20, poisoned=True) == 0  # noqa: B023
 
 
+def test_cuda_graphs() -> None:
+    """A graph computes whatever documents its ids name when it is replayed, those that lists compute among them."""
+    call = Call(("documents", "one document", "ids that return"))
+    tensors, ids = call.tensors(), call.ids()
+    kinds = list(itertools.permutations(call.kinds)) + [("ids that return",) * 3, ("one document",) * 3]
+    others = [replace(call, kinds=each, seed=1).ids() for each in kinds]
+    expected = [call.run(tensors, each) for each in others]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call.run(tensors, ids)
+    for other, results in zip(others, expected, strict=True):
+        ids.copy_(other)
+        graph.replay()
+        assert same(found, results)
+
+
 def test_work_lists() -> None:
     """Those of the definition."""
     for seed in range(30):
