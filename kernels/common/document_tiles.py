@@ -34,7 +34,7 @@ from .strides import dense_strides
 SLOTS = 64
 """Slots that a program of `device.document_tiles` reads at once."""
 
-TOKENS = 4096
+TOKENS = 8192
 """Tokens that a program of `device.document_tiles.find_documents` reads at once."""
 
 CALLS = LaunchLists()
@@ -158,7 +158,7 @@ def build_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | 
         found, elements = (new(*shape) for shape in shapes_by_mask(batch, length, tiles))
         launch(
             document_tiles.find_documents, (batch,), segment_ids, documents, counts, length, slots,
-            warps=16, CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK=TOKENS,
+            warps=8, CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK=TOKENS,
         )  # fmt: skip
         launch(
             document_tiles.measure_documents_of_mask, (-(-slots // SLOTS), batch), documents, counts, entries, steps,

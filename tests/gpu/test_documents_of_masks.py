@@ -172,7 +172,7 @@ def test_cuda_graphs() -> None:
     """A graph computes whatever documents its ids name when it is replayed, those that lists compute among them."""
     call = Call(("documents", "one document", "ids that return"))
     tensors, ids = call.tensors(), call.ids()
-    kinds = list(itertools.permutations(call.kinds)) + [("ids that return",) * 3, ("one document",) * 3]
+    kinds = [*itertools.permutations(call.kinds), ("ids that return",) * 3, ("one document",) * 3]
     others = [replace(call, kinds=each, seed=1).ids() for each in kinds]
     expected = [call.run(tensors, each) for each in others]
     graph = torch.cuda.CUDAGraph()
