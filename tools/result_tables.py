@@ -293,6 +293,28 @@ def _beside_others(row: dict[str, Any], columns: Sequence[str], ratios: Sequence
     return [*rates[:-1], f"**{rates[-1]}**", *relative]
 
 
+KINDS = ("regular", "gqa", "few", "window")
+"""Kinds of shapes in the table of forwards beside FlashAttention-3, as far as their names begin with them."""
+
+
+def beside_flash3() -> str:
+    """The table of forwards beside FlashAttention-3: packed documents, by operator and by mask, then sequences."""
+    rows = []
+    for row in read("masks_fa3")["rows"]:
+        ours, theirs = row["operator forward, tables apart"], row["FA3 forward"]
+        by_mask = row["dash forward, tables apart"]
+        what = row["shape"].removeprefix("documents:").replace("d64", "head dimension 64")
+        rows.append([f"documents: {what}", f"{theirs:.0f}", f"**{ours:.0f}**", f"{ours / theirs:.2f}", f"{by_mask:.0f}"])
+    for row in read("forward_fa3")["rows"]:
+        kind, dims, mask, heads, length = row["shape"].split(":")
+        if kind in KINDS and row.get("FA3"):
+            mask = mask.replace("band(0,1023)", "window of 1024")
+            what = f"{dims[1:]} {mask}, {heads[1:].replace('h', ' x ')}, {length[1:]}"
+            rows.append([what, f"{row['FA3']:.0f}", f"**{row['dash']:.0f}**", f"{row['dash'] / row['FA3']:.2f}", ""])
+    head = ["documents; or head dimension, mask, batch x heads, length", "FA3", "dash_inductor", "relative", "by mask"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "kernels of steps": step_kernels,
@@ -300,6 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "masks": masks,
     "models": models,
     "forwards": partial(forwards, "forward_short", "forward", "forward_narrow"),
+    "forwards beside FA3": beside_flash3,
     "forwards of an H100": partial(forwards, "forward_h100"),
     "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),
     "rivals of an H100": partial(rivals, "backward_h100", "backward_h100_also"),
