@@ -304,7 +304,9 @@ def beside_flash3() -> str:
         ours, theirs = row["operator forward, tables apart"], row["FA3 forward"]
         by_mask = row["dash forward, tables apart"]
         what = row["shape"].removeprefix("documents:").replace("d64", "head dimension 64")
-        rows.append([f"documents: {what}", f"{theirs:.0f}", f"**{ours:.0f}**", f"{ours / theirs:.2f}", f"{by_mask:.0f}"])
+        rows.append(
+            [f"documents: {what}", f"{theirs:.0f}", f"**{ours:.0f}**", f"{ours / theirs:.2f}", f"{by_mask:.0f}"]
+        )
     for row in read("forward_fa3")["rows"]:
         kind, dims, mask, heads, length = row["shape"].split(":")
         if kind in KINDS and row.get("FA3"):

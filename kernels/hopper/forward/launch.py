@@ -30,7 +30,7 @@ from ..shared.arguments import target_values
 from ..shared.prepared import Launch, for_any_addresses, numbered, used_extras
 from ..shared.tensors import SeenRows, describe, problem_of, seen, site_of
 from . import arguments, few
-from .build import Specialisation, kernels
+from .build import Kernels, Specialisation, kernels
 from .data import ForwardData
 from .device.entry import hopper_forward
 from .device.prepare import prepare as reset
@@ -139,8 +139,10 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     if grid < 1:
         raise ArgumentError("ctas", ctas, "None or an integer >= 1")
 
+    built = kernels(of, device.index)
+
     def main(
-        of: Specialisation, counter: Address, seen_of: Sequence[tuple[int, int]], batch: int,
+        of: Specialisation, built: Kernels, counter: Address, seen_of: Sequence[tuple[int, int]], batch: int,
         head_chunk: tuple[int, int], data: Mapping[str, tuple[Any, ...] | None],
     ) -> CallLaunch:  # fmt: skip
         """A main kernel, which reads the queries and the keys in the ranges `seen_of`."""
@@ -161,14 +163,12 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
             target=target_values(out, strides, site.value_dim) if of.traits.varlen else None,
             **data, **operands.values(arguments.OPERANDS, spec, extras, of_extras),
         )  # fmt: skip
-        kernel = launcher.KernelLauncher(kernels(of, device.index).main, grid, descriptors)
+        kernel = launcher.KernelLauncher(built.main, grid, descriptors)
         return CallLaunch(kernel, (*skipped, out), values)
 
     asked = [
         CallLaunch(
-            launcher.KernelLauncher(
-                kernels(of, device.index).prepare, 1 if padding is None else work.q_len // ROW_BLOCK
-            ),
+            launcher.KernelLauncher(built.prepare, 1 if padding is None else work.q_len // ROW_BLOCK),
             (),
             named_arguments(reset, counter_ptr=counter, padding=padding),
         )
@@ -177,10 +177,13 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
         every = (0, work.q_len), (0, work.kv_len)
         chunk = _head_chunks(replace(work, batch=1), keys_in_l2, site.group)
         data_of = about_data | {"data": None, "elements": None}
-        asked.append(main(of.by_documents(), counter + _COUNTER_BYTES, every, 1, chunk, data_of))
+        documents = of.by_documents()
+        asked.append(
+            main(documents, kernels(documents, device.index), counter + _COUNTER_BYTES, every, 1, chunk, data_of)
+        )
         about_data["documents"] = None
         head_chunk = work.heads, work.batch * work.heads  # whole ones, with any number of batch elements
-    asked.append(main(of, counter, seen_of, work.batch, head_chunk, about_data))
+    asked.append(main(of, built, counter, seen_of, work.batch, head_chunk, about_data))
     of_out = of_operator(shape, spec), of_operator(strides, spec), query.dtype
     counters = (1 + of.elements,), (1,), torch.int32
     allocated = of_out, (sums, dense_strides(sums, (0, 1, 2)), torch.float32), counters

@@ -25,6 +25,9 @@ from dash_inductor.kernels.hopper.shared import prepared
 from dash_inductor.kernels.hopper.shared.prepared import used_extras
 from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand, Site
 from dash_inductor.model.components import Segments
+from dash_inductor.model.plan import Plan, Tiles
+from dash_inductor.operators.document_tiles import document_tiles_of_mask
+from dash_inductor.operators.mask_tables import mask_tables
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
 
@@ -170,7 +173,7 @@ def test_a_call_computes_attention(
         for t, (sizes, strides), address in zip((q, k, v), descriptors, addresses, strict=False)
     ]
     out, lse = map(Output, got)
-    assert arguments[3:] == [None] * 6  # constants of a kernel of bands
+    assert arguments[3:] == [None] * 7  # constants of a kernel of bands
     simulated(launches, operands, out, lse, {})
     assert (out.writes == 1).all()
     assert (lse.writes == 1).all()
@@ -326,7 +329,7 @@ def test_data_from_the_operators_extras() -> None:
         dropout = None if seed is None else Dropout(0.1, Operand(seed))
         return ForwardData.of(AttentionSpec(Mask.parse(mask), 1.0, dropout=dropout), t[:count])
 
-    nothing = (None,) * 3  # dense mask bits, q tiles and token counts
+    nothing = (None,) * 4  # dense mask bits, q tiles, token counts and elements
     assert of("causal", 0) is None
     assert of("causal", 1, seed=0) is None
     assert of("keys(0)", 6) == (*t[1:6], *nothing)
@@ -336,11 +339,15 @@ def test_data_from_the_operators_extras() -> None:
     assert of("causal & dense(0)", 5) == (None, None, *t[1:5], *nothing[1:])
     assert of("causal & dense(0)", 6, seed=1) == (None, None, *t[2:6], *nothing[1:])
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
-    assert of("causal & segments(0,1):varlen(2,3)", 5) == (*nothing, *nothing, t[4], t[3])
+    assert of("causal & segments(0,1):varlen(2,3)", 5) == (*[None] * 6, t[4], t[3], None)
+    assert of("causal & segments(0,0)", 6) == (*t[1:6], *nothing)
+    assert of("causal & segments(0,0)", 8) == (*t[1:6], None, t[6], None, t[7])
     assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
     assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
+    cases += [("causal & segments(0,0)", 7, None), ("segments(0,1)", 9, None), ("segments(0,0)", 9, 1)]
+    cases += [("band(1,none) & segments(0,0)", 8, None)]
     for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):varlen(2,3)", 8, None)):
         with pytest.raises(ArgumentError, match="extras"):
             of(mask, count, seed)
@@ -599,3 +606,33 @@ def test_unsuitable_strides_are_copied(on_a_cpu: Launches) -> None:
     run_of((q, k, odd), extras, spec)((q, k, odd, extras))
     assert on_a_cpu.calls[1][4][:2] == [q.data_ptr(), k.data_ptr()]
     assert on_a_cpu.calls[1][4][2] != odd.data_ptr()
+
+
+def test_documents_of_a_mask_have_a_kernel_of_their_own(launches: Launches) -> None:
+    """It reads the work list and all queries and keys; the other one reads lists, of the batch elements left to it."""
+    q, k, v = tensors(200, 200, (128, 128), batch=3)
+    ids = (torch.arange(200) // 70).expand(3, -1).clone()
+    spec = AttentionSpec(Mask(Band(0, 99), Segments(Operand(0), Operand(0))), 0.1, orders=(BSHD,))
+    plan = Plan("hopper", "spt", "hopper", Tiles(64, 128, 8, 2), forward_tiles=build.FORWARD_CONFIGS[128, 128].tiles)
+    tables = mask_tables([ids], 200, 200, 3, 4, 2, str(spec.mask), str(plan))
+    extras = [ids, *tables[:5], *document_tiles_of_mask(tables[0], str(spec.mask), str(plan))]
+    used = used_extras(ForwardData.places(spec, len(extras)), spec)
+    found = launch._launches(spec, None, (q, k, v), extras)
+    out, lse = found([t.data_ptr() for t in (q, k, v, *(extras[i] for i in used))])
+    prepare, documents, lists = launches.calls
+    assert (prepare[0], documents[0], lists[0]) == ("prepare", "main", "main")
+    of_lists, of_documents = launches.problems
+    assert (of_lists.elements, of_documents) == (True, of_lists.by_documents())
+    counter = prepare[5][0]
+    assert documents[5][:2] == [lse.data_ptr(), counter + 4]
+    assert lists[5][:2] == [lse.data_ptr(), counter]
+    names = [name for name in entry.hopper_forward.arg_names if not name.endswith("_desc") and not name.isupper()]
+    of = [dict(zip(names, arguments[5], strict=True)) for arguments in (documents, lists)]
+    heads_of_one, all_heads = 4, 12
+    assert [each["problem"][0] for each in of] == [heads_of_one, all_heads]
+    assert [each["data"] is None for each in of] == [True, False]
+    assert [each["documents"] for each in of] == [(extras[6].data_ptr(),), None]
+    assert [each["elements"] for each in of] == [None, (extras[7].data_ptr(),)]
+    assert [each["target"] is None for each in of] == [False, True]
+    shapes = [list(t.shape) for t in (q, k, v, out)]
+    assert [[sizes for sizes, _ in each[2]] for each in (documents, lists)] == [shapes, shapes]
