@@ -177,7 +177,8 @@ def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Te
     """
     batch, _, length = segment_ids.shape
     found, elements = list[tuple[int, int, int, int]](), list[int]()
-    for b, ids in enumerate(segment_ids[:, 0].tolist()):
+    rows: list[list[int]] = segment_ids[:, 0].tolist()
+    for b, ids in enumerate(rows):
         lengths = [(token, len([*run])) for token, run in itertools.groupby(ids)]
         needed = sum(-(-tokens // tiles.block_q) for _, tokens in lengths)
         if len({*ids}) < len(lengths) or needed > _slots(length, tiles):

@@ -119,10 +119,13 @@ def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])
     targets = [target for target, _ in case["nodes"]]
     assert targets.count("dash_inductor.mask_tables.default") == 1
+    lists = int(name == "packed")  # of documents
+    assert targets.count("dash_inductor.document_tiles_of_mask.default") == lists
     assert targets.count("dash_inductor.attention_forward.default") == 2
     assert targets.count("dash_inductor.attention_backward.default") == 2
     (code,) = case["codes"]
     assert code.count("torch.ops.dash_inductor.mask_tables.direct(") == 1
+    assert code.count("torch.ops.dash_inductor.document_tiles_of_mask.direct(") == lists
     assert code.count("torch.ops.dash_inductor.attention_forward.direct(") == 2
 
 
