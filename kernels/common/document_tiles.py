@@ -188,7 +188,7 @@ def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Te
     problem = Problem(band, length, length, ROW_BLOCK, tiles.block_kv)
     entries = q_tiles(found, problem, tiles.block_q // ROW_BLOCK)
     listed = [QTile(len(entries), 0, 0, 0), *entries]
-    both = listed, [len(elements), *elements]
+    both: tuple[list[Any], list[Any]] = listed, [len(elements), *elements]
     results = []
     for values, shape in zip(both, shapes_by_mask(batch, length, tiles), strict=True):
         result = torch.zeros(shape, dtype=torch.int32)
