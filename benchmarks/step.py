@@ -10,8 +10,9 @@ models make it slower although they do nothing: then one model at a time is what
 
 A row has the median step in ms, its ratio to the default and to the fastest variant that is not deterministic, peak
 memory, the attention's kernels in words with their TFLOP/s over visible pairs, the part of a step in which the GPU runs
-no kernel ("host"), and whether two trainings from the same start were bitwise equal.  A variant that does not run has
-the reason instead.
+no kernel ("host"), the time in which the host has queued a step ("host_ms"; "host_ms_busy" beside BUSY processes that
+compute), and whether two trainings from the same start were bitwise equal.  A variant that does not run has the reason
+instead.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from subprocess import PIPE
 from typing import Any
 
@@ -37,6 +38,22 @@ ENVIRONMENT = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """PyTorch's cache of AOTAutograd does not look at `sdpa_kernel`, and would return the graph of another variant."""
 COMPARED = ("default", "flash", "cudnn", "efficient", "deterministic", "FA4 deterministic", "dash")
 """Variants of a plain run."""
+
+
+BUSY = 16
+"""Processes that compute while the host's time is measured a second time."""
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keeps BUSY processes computing inside the `with` block."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 class Children:
@@ -99,6 +116,11 @@ def timed(names: Sequence[str], variants: Sequence[str], rounds: int, more: Sequ
             for _, variant in itertools.product(range(rounds), ready):
                 found[name, variant]["turns"].append(children.ask((name, variant), "turn"))
             for variant in ready:
+                found[name, variant]["host_ms"] = children.ask((name, variant), "host")
+            with busy_cores():
+                for variant in ready:
+                    found[name, variant]["host_ms_busy"] = children.ask((name, variant), "host")
+            for variant in ready:
                 found[name, variant] |= children.ask((name, variant), "kernels")
                 found[name, variant]["equal"] = children.ask((name, variant), "bits")
             rows += compared(name, {variant: found[name, variant] for variant in variants})
@@ -129,6 +151,7 @@ def compared(name: str, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]
         row |= {"relative_to_best": _ratio(ms[variant], min(free, default=None))}
         row |= {"memory_mib": round(facts["memory"]), "equal": facts["equal"], "finite": facts["finite"]}
         row |= {"host": round(max(0.0, 1 - facts["busy ms"] / ms[variant]), 3), "sites": facts["sites"]}
+        row |= {key: round(facts[key], 3) for key in ("host_ms", "host_ms_busy")}
         for way in ("forward", "backward"):
             row[way] = facts[way]
             row[f"{way}_ms"] = round(facts[f"{way} ms"], 3)

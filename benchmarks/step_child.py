@@ -2,8 +2,9 @@
 
     python -m benchmarks.step_child MODEL VARIANT [--padded] [--device cuda]
 
-It answers each line with a line of JSON: first, unasked, memory and losses; "turn": the median step in ms; "kernels":
-the attention's kernels and the GPU's busy time of a step; "bits": whether two trainings from the first state are equal.
+It answers each line with a line of JSON: first, unasked, memory and losses; "turn": the median step in ms; "host": the
+median ms in which the host has queued a step; "kernels": the attention's kernels and the GPU's busy time of a step;
+"bits": whether two trainings from the first state are equal.
 """
 
 from __future__ import annotations
@@ -38,24 +39,32 @@ class Training:
 
     Args:
         made: the model and its inputs, on the device.
+        mode: that of ``torch.compile``.
+
+    Attributes:
+        losses: that of every step.
+        queued: the time in ms in which the host has queued each step.
     """
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: Made, mode: str | None = None) -> None:
         self.model, self.inputs = made
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.compiled = torch.compile(self.model)
+        self.compiled = torch.compile(self.model, mode=mode)
         self.first_state = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
         self.losses: list[float] = []
+        self.queued: list[float] = []
 
     def step(self) -> float:
         """Runs one step and returns its time in ms."""
         synchronize(self.model)
+        torch.compiler.cudagraph_mark_step_begin()
         start = time.perf_counter()
         result: Any = self.compiled(**self.inputs)
         loss = result if isinstance(result, Tensor) else result.loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.queued.append((time.perf_counter() - start) * 1e3)
         synchronize(self.model)
         elapsed = (time.perf_counter() - start) * 1e3
         self.losses.append(loss.item())
@@ -97,7 +106,12 @@ def answers(training: Training) -> dict[str, Callable[[], Any]]:
             times.append(training.step())
         return statistics.median(times)
 
-    return {"turn": turn, "kernels": kernels, "bits": bits}
+    def host() -> float:
+        first = len(training.queued)
+        turn()
+        return statistics.median(training.queued[first:])
+
+    return {"turn": turn, "host": host, "kernels": kernels, "bits": bits}
 
 
 def first_answer(training: Training, device: str) -> dict[str, Any]:
@@ -125,13 +139,14 @@ def main() -> None:
     parser.add_argument("--padded", action="store_true")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    with VARIANTS[options.variant].set():
+    variant = VARIANTS[options.variant]
+    with variant.set():
         torch.manual_seed(0)
         with torch.device(options.device):
             model, inputs = MODELS[options.model]()
             inputs = padded(inputs) if options.padded else inputs
             model.to(torch.bfloat16)
-        training = Training((model, inputs))
+        training = Training((model, inputs), variant.mode)
         print(json.dumps(first_answer(training, options.device)), flush=True)
         asked = answers(training)
         for line in sys.stdin:

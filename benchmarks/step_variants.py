@@ -22,6 +22,7 @@ class Variant:
         attention: the one SDPA backend that PyTorch may use; None for its own choice.
         implementation: a FlashAttention that replaces PyTorch's (`activate_flash_attention_impl`).
         dash: None without dash_inductor, else the value of ``config.rewrites``.
+        mode: that of ``torch.compile``.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Variant:
     attention: SDPBackend | None = None
     implementation: str | None = None
     dash: str | None = None
+    mode: str | None = None
 
     @contextmanager
     def set(self) -> Iterator[None]:
@@ -67,5 +69,7 @@ VARIANTS = {
     ),
     "attention": Variant("dash_inductor, attention alone", True, dash="attention"),
     "dash": Variant("dash_inductor", True, dash="all"),
+    "default graphs": Variant("PyTorch's default in CUDA graphs", mode="reduce-overhead"),
+    "dash graphs": Variant("dash_inductor in CUDA graphs", True, dash="all", mode="reduce-overhead"),
 }
 """By the names of the command line and of results."""

@@ -25,7 +25,8 @@ print(json.dumps({"memory": 100.0, "finite": True, "sites": {}}), flush=True)
 ms = {"default": 4.0, "cudnn": 2.0, "dash": 3.0}[variant]
 for line in sys.stdin:
     kernels = {"forward": "cuDNN", "forward ms": 0.5, "backward": "", "backward ms": 0.0, "busy ms": 1.5}
-    print(json.dumps({"turn": ms, "kernels": kernels, "bits": variant == "dash"}[line.strip()]), flush=True)
+    answers = {"turn": ms, "host": ms / 2, "kernels": kernels, "bits": variant == "dash"}
+    print(json.dumps(answers[line.strip()]), flush=True)
 """
 
 
@@ -43,6 +44,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.Cap
         "model": "decoder", "variant": "flash", "error": "RuntimeError: No available kernel.  Aborting execution.",
     }  # fmt: skip
     assert default["host"] == round(1 - 1.5 / 4, 3)
+    assert default["host_ms"] == default["host_ms_busy"] == 2.0
     decoder = next(of for made, of in LONG.items() if made.__name__ == "decoder")
     assert default["forward_tflops"] == round(decoder.forward_flops / 0.5 / 1e9, 1)
     assert "backward_tflops" not in default
@@ -56,6 +58,7 @@ def test_a_training_on_the_cpu() -> None:
     assert first["finite"]
     asked = step_child.answers(training)
     assert asked["turn"]() > 0
+    assert 0 < asked["host"]() < 1e3
     assert asked["bits"]() is True
     assert asked["kernels"]()["busy ms"] == 0
 
