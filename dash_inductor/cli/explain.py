@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from ..model.architectures import ARCHS
 from . import outputs
 
 EPILOG = """
@@ -17,7 +18,7 @@ was replaced, 1 if something was not replaced, if nothing was seen or if the scr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``dash-inductor explain``."""
     parser.epilog = EPILOG
-    parser.add_argument("--arch", help="plan for this architecture, for example sm_90; no such GPU is needed")
+    parser.add_argument("--arch", help=f"plan for this device, which need not be there: {ARCHS}")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write the report as a page")
     parser.add_argument("script", help="a Python file that compiles and runs a training step")
     parser.add_argument("script_arguments", metavar="arguments", nargs=argparse.REMAINDER, help="of the script")

@@ -57,11 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     found = planner.decide(asked.site, asked.arch)
     if not isinstance(found, Fallback):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)
-    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu, documents=asked.documents)
+    gpu = asked.gpu or prediction.GPU
+    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=gpu, documents=asked.documents)
     if arguments.timeline and isinstance(found, Plan):
         picture = planned.picture(
             asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
-            gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
+            gpu=gpu, workers=arguments.workers, recorded=arguments.measured,
         )  # fmt: skip
         for path in arguments.timeline:
             files.write(picture, path)
@@ -76,8 +77,9 @@ def _document(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidac
     fallback = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Fallback) else None
     return {
         "site": {**dataclasses.asdict(asked.site), "spec": str(asked.site.spec)},
+        "device": asked.device,
         "arch": asked.arch,
-        "gpu": asked.gpu,
+        "measured_on": asked.gpu,
         "plan": _plain(found) if isinstance(found, Plan) else None,
         "fallback": fallback,
         "candidates": [_plain(candidacy) for candidacy in ranking],
@@ -93,11 +95,12 @@ def _plain(value: Plan | Candidacy) -> dict[str, Any]:
 
 
 def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> None:
-    facts = [("site", f"{planned.in_words(asked.site)}, on {asked.arch}")]
+    arch = f" ({asked.arch})" if asked.arch != asked.device else ""
+    facts = [("site", f"{planned.in_words(asked.site)}, on {asked.device}{arch}")]
     if isinstance(found, Fallback):
         facts.append(("not replaced", f"{found.reason.explanation} {found.detail}"))
     else:
-        where = found, asked.site, asked.arch, asked.gpu
+        where = found, asked.site, asked.arch, asked.gpu or prediction.GPU
         times = {
             "backward": prediction.predicted_us(*where, asked.documents),
             "forward": prediction.predicted_forward_us(*where),
@@ -118,6 +121,7 @@ def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy],
     rows = tuple(planned.row(candidacy) for candidacy in ranking)
     head = tuple(f">{name}" if name == "predicted" else name for name in planned.HEAD)
     print(text_blocks.text([Fields(tuple(facts)), Table(head, rows)], WIDTH))
-    print(f"\n* chosen; predicted: the backward of this site on an {asked.gpu}")
+    measured = f", from times measured on {asked.gpu}" if asked.gpu not in (None, asked.device) else ""
+    print(f"\n* chosen; predicted: the backward of this site on {asked.device}{measured}")
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")

@@ -13,7 +13,7 @@ import torch
 
 from ..config import config
 from ..errors import ArgumentError
-from ..model.architectures import tables_of
+from ..model.architectures import architecture
 from ..records import records
 from ..upstream import arch as machine
 from .compiled_calls import CompiledCalls
@@ -43,8 +43,7 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
     """
     if not Path(path).is_file():
         raise ArgumentError("script", path, "a file that exists")
-    if arch is not None:
-        tables_of(arch)  # raises if the name is unknown
+    arch = None if arch is None else architecture(arch)
     known = {id(graph) for graph in records.graphs()}
     if arch in (None, "cpu") or arch == _arch_here():
         with redirect_stdout(sys.stderr), _arguments([path, *arguments]):

@@ -43,9 +43,10 @@ def forget_the_helper() -> Any:
     sys.modules.pop("helper", None)
 
 
-def test_explain_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", ["sm_90", "h100", "H200"])
+def test_explain_prints_a_table(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.argv[:], sys.path[:]
-    assert main(["explain", "--arch", "sm_90", script(tmp_path), "--steps", "3"]) == 0
+    assert main(["explain", "--arch", device, script(tmp_path), "--steps", "3"]) == 0
     out, err = capsys.readouterr()
     assert "1 of 1 attention site replaced on sm_90, 0 not replaced" in out
     assert "hopper" in out
@@ -89,7 +90,7 @@ def test_nothing_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["missing.py"], "script='missing.py' is not allowed: expected a file that exists"),
-        (["--arch", "h900", __file__], "arch='h900' is not allowed"),
+        (["--arch", "h900", __file__], "arch='h900' is not allowed: expected one of 'a100', "),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump"])

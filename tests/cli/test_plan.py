@@ -69,6 +69,9 @@ def test_the_site() -> None:
         "h100": "sm_90", "h200": "sm_90", "a100": "sm_80", "l40s": "sm_89", "b200": "sm_100", "sm_86": "sm_86",
     }  # fmt: skip
     assert asked(*SHAPE, "--arch", "cpu").site.device == "cpu"
+    assert {name: asked(*SHAPE, "--dtype", name).site.dtype for name in ("bf16", "fp16", "fp32", "float", "half")} == {
+        "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "float": "float32", "half": "float16",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = " ".join(out.split())
     for fact in (
         str(plan),
-        "1 x 4 heads on 2 of 1024 tokens, head dim 128, causal, bfloat16, on sm_90",
+        "1 x 4 heads on 2 of 1024 tokens, head dim 128, causal, bfloat16, on H100 (sm_90)",
         "schedule bent_fold",
     ):
         assert fact in words
@@ -154,12 +157,20 @@ def test_predictions_are_for_the_gpu_that_was_named_if_it_was_measured(
     def said(name: str) -> tuple[str, float]:
         document = json.loads(printed(capsys, *LARGE, "--json", "--arch", name))
         (time,) = (c["predicted_us"] for c in document["candidates"] if c["chosen"])
-        return document["gpu"], time
+        return document["measured_on"], time
 
     found = asked(*LARGE)
     time = prediction.predicted_us(planner.plan(found.site, "sm_90"), found.site, "sm_90", "H200")
     assert [said(name) for name in ("h100", "h200", "sm_90")] == [("H200", time)] * 3
-    assert "predicted: the backward of this site on an H200" in printed(capsys, *LARGE, "--arch", "h100")
+    end = "* chosen; predicted: the backward of this site on"
+    for name, device in {
+        "h100": "H100, from times measured on H200",
+        "H200": "H200",
+        "sm_90": "sm_90, from times measured on H200",
+        "a100": "A100",
+        "cpu": "cpu",
+    }.items():
+        assert printed(capsys, *LARGE, "--arch", name).endswith(f"{end} {device}\n")
     h200 = CALIBRATIONS["H200"]
     measured = replace(h200, launch=h200.launch + 1000.0)
     monkeypatch.setitem(CALIBRATIONS, "H100", measured)

@@ -174,8 +174,9 @@ def test_tensors_from_python_data(way: str) -> None:
     assert fates(on_h100(scaled, *qkv())) == ["causal"]
 
 
-def test_the_capability_is_that_of_the_architecture() -> None:
-    assert fates(on_h100(only_on_hopper, *qkv(), arch="sm_80")) == ["full"]
+@pytest.mark.parametrize("ampere", ["sm_80", "a100", "A100"])
+def test_the_capability_is_that_of_the_architecture(ampere: str) -> None:
+    assert fates(on_h100(only_on_hopper, *qkv(), arch=ampere)) == ["full"]
     assert not torch.cuda.is_available()
 
 
