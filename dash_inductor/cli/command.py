@@ -35,7 +35,7 @@ def run(
 
     Returns:
         The exit status of the subcommand; 2 after an error, whose message is printed on stderr (a traceback for an
-        unexpected one), and if the reader of stdout has closed it.
+        unexpected one), and if the reader of stdout has closed it; 130 after an interruption (control-C).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), "")
@@ -54,6 +54,9 @@ def run(
         print(printable_lines(f"{program} {arguments.command}: {error}"), file=sys.stderr)
     except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         drop_output()
+    except KeyboardInterrupt:
+        print(f"{program} {arguments.command}: interrupted", file=sys.stderr)
+        return 130
     except Exception:
         print(printable_lines(traceback.format_exc()), file=sys.stderr)
     return 2

@@ -17,6 +17,13 @@ def check(name: str, path: Path | None) -> None:
         raise ArgumentError(name, str(path), "a file that can be written, in a folder that exists")
 
 
+def check_folder(name: str, folder: Path) -> None:
+    """Raises ArgumentError if a folder cannot be made or written to, before the work whose results it gets."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ArgumentError(name, str(folder), "a folder that can be written, or that can be made")
+
+
 def write(path: Path | None, text: str) -> None:
     """Writes a text file at a path; does nothing if the path is None.
 
