@@ -17,7 +17,7 @@ from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
 from ..schedule.schedules import NAMES
 from ..timeline import files, planned
-from . import site_arguments
+from . import outputs, site_arguments
 from .site_arguments import Request
 
 MOST_WORKERS = 4096
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("workers", arguments.workers, f"a number from 1 to {MOST_WORKERS}")
     for path in arguments.timeline:
         files.check_path(path)
+        outputs.check("timeline", path)
     for name in ("measured", "draw", "workers"):
         if getattr(arguments, name) and not arguments.timeline:
             raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")

@@ -83,7 +83,10 @@ def request(arguments: argparse.Namespace) -> Request:
     arch, dtype = architecture(arguments.arch), dtype_named(arguments.dtype)
     mask, data, operands = _mask(arguments.mask)
     if data is not None:
-        data.check(batch, q_len, kv_len)
+        try:
+            data.check(batch, q_len, kv_len)
+        except ArgumentError as error:
+            raise ArgumentError("mask", arguments.mask, f"{error.name}: {error.allowed}") from error
     bias = dropout = None
     if arguments.bias or arguments.bias_gradient:
         bias, operands = Bias(Operand(operands), arguments.bias_gradient), operands + 1

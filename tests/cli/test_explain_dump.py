@@ -143,7 +143,7 @@ def test_nothing_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["missing.py"], "script='missing.py' is not allowed: expected a file that exists"),
-        (["--arch", "h900", __file__], "arch='h900' is not allowed: expected one of 'a100', "),
+        (["--arch", "h900", __file__], "--arch h900 is not allowed: expected one of 'a100', "),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump"])

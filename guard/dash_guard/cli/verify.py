@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
     outputs.check("html", arguments.html)
-    if arguments.folder is not None and arguments.folder.exists() and not arguments.folder.is_dir():
-        raise ArgumentError("folder", str(arguments.folder), "a folder, which is made if it is not there")
+    outputs.check_folder("folder", arguments.folder)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     kept = arguments.folder is not None
