@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
 from ..schedule.schedules import NAMES
 from ..timeline import files, planned
+from ..timeline.simulated import TILE_PAIRS
 from . import outputs, site_arguments
 from .site_arguments import Request
 
@@ -61,17 +63,28 @@ def run(arguments: argparse.Namespace) -> int:
     gpu = asked.gpu or prediction.GPU
     ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=gpu, documents=asked.documents)
     if arguments.timeline and isinstance(found, Plan):
-        picture = planned.picture(
-            asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
-            gpu=gpu, workers=arguments.workers, recorded=arguments.measured,
-        )  # fmt: skip
+        try:
+            picture = planned.picture(
+                asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
+                gpu=gpu, workers=arguments.workers, recorded=arguments.measured, say=_say,
+            )  # fmt: skip
+        except ArgumentError as error:
+            if error.name != TILE_PAIRS:
+                raise
+            allowed = f"one with {error.name}: {error.allowed}"
+            raise ArgumentError("shape", arguments.shape, allowed) from error
         for path in arguments.timeline:
+            _say(f"drawing {path}")
             files.write(picture, path)
     if arguments.json:
         print(json.dumps(_document(asked, found, ranking, arguments.timeline), indent=2))
     else:
         _print(asked, found, ranking, arguments.timeline)
     return int(isinstance(found, Fallback))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _document(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:

@@ -12,7 +12,7 @@ from ..model.architectures import ARCHS, GPUS, architecture
 from ..model.attention_spec import AttentionSpec
 from ..model.components import COMPONENTS, Component, Operand, Segments
 from ..model.dropout import Dropout
-from ..model.mask import Anchor, Band, Mask
+from ..model.mask import MAX_LENGTH, Anchor, Band, Mask
 from ..model.operands import Bias
 from ..model.relations import POSITION
 from ..model.site import BITS, Site, dtype_named
@@ -105,11 +105,11 @@ def request(arguments: argparse.Namespace) -> Request:
 
 
 def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
-    allowed = "six or seven numbers >= 1: B,Hq,Hkv,Sq,Skv,D[,Dv], where Hq is a multiple of Hkv"
-    if not re.fullmatch(r"\d+(,\d+){5,6}", text):
+    allowed = f"six or seven numbers from 1 to {MAX_LENGTH}: B,Hq,Hkv,Sq,Skv,D[,Dv], where Hq is a multiple of Hkv"
+    if not re.fullmatch(r"\d{1,19}(,\d{1,19}){5,6}", text):
         raise ArgumentError("shape", text, allowed)
     numbers = [int(word) for word in text.split(",")]
-    if min(numbers) < 1 or numbers[1] % numbers[2]:
+    if min(numbers) < 1 or max(numbers) > MAX_LENGTH or numbers[1] % numbers[2]:
         raise ArgumentError("shape", text, allowed)
     batch, q_heads, kv_heads, q_len, kv_len, head_dim = numbers[:6]
     return batch, q_heads, kv_heads, q_len, kv_len, head_dim, numbers[6] if len(numbers) > 6 else head_dim

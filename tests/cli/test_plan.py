@@ -79,7 +79,7 @@ def test_the_site() -> None:
     [
         (("--shape", "1,4,2"), "shape='1,4,2'.*B,Hq,Hkv,Sq,Skv,D"),
         (("--shape", "1,4,3,64,64,64"), "multiple of Hkv"),
-        (("--shape", "0,4,2,64,64,64"), "numbers >= 1"),
+        (("--shape", "0,4,2,64,64,64"), "numbers from 1 to 1073741823"),
         ((*SHAPE, "--mask", "diagonal"), "mask='diagonal'.*window:LO,HI"),
         ((*SHAPE, "--mask", "causal+full"), "every kind of component once"),
         ((*SHAPE, "--mask", "keys+keys"), "every kind of component once"),
@@ -185,6 +185,28 @@ def test_documents_whose_lengths_are_said_are_predicted(capsys: pytest.CaptureFi
 
     assert chosen("causal+documents") is None
     assert chosen("causal+documents:512,512") < chosen("causal+documents:1000,24")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--shape", "1,1,1,100000000,100000000,128"),
+        ("--shape", "1,100000000,1,128,128,128"),
+        ("--shape", "1,1,1,1000000,1000000,128", "--mask", "causal+documents:1000000"),
+    ],
+    ids=["tokens", "heads", "documents"],
+)
+def test_what_is_too_large_has_a_plan_without_a_prediction(words: tuple[str, ...], capsys: Any, tmp_path: Path) -> None:
+    """At once, and a timeline is refused in words about what was typed, after a line about what is simulated."""
+    assert re.search("backward unknown: .* too many to", " ".join(printed(capsys, *words).split()))
+    assert main(["plan", *words, "--timeline", str(tmp_path / "a.txt")]) == 2
+    out, err = capsys.readouterr()
+    simulating, refused = err.splitlines()
+    assert simulating.startswith("simulating hopper ")
+    assert refused.startswith(
+        f"dash-inductor plan: --shape {words[1]} is not allowed: expected one with tile pairs: at "
+    )
+    assert (out, list(tmp_path.iterdir())) == ("", [])
 
 
 def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:
