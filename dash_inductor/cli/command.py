@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import errno
 import importlib
 import os
+import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..errors import DashError
+from ..errors import ArgumentError, DashError
 from ..untrusted import printable_lines
+from . import outputs
 
 
 def run(
@@ -35,7 +39,8 @@ def run(
 
     Returns:
         The exit status of the subcommand; 2 after an error, whose message is printed on stderr (a traceback for an
-        unexpected one), and if the reader of stdout has closed it.
+        unexpected one), if stdout cannot be written, and if its reader has closed it; 130 after an interruption
+        (control-C).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), "")
@@ -47,16 +52,55 @@ def run(
         command.add_argument("--json", action="store_true", help="print one JSON document")
         if name == chosen:  # the others are not imported, because some import torch
             importlib.import_module(f".{name}", package).add_arguments(command)
+    if chosen and chosen not in commands:
+        parser.error(_unknown(chosen, commands))
     arguments = parser.parse_args(words)
+
+    def say(text: object) -> None:
+        print(printable_lines(f"{program} {arguments.command}: {text}"), file=sys.stderr)
+
     try:
-        return int(importlib.import_module(f".{arguments.command}", package).run(arguments))
+        outputs.check_stdout()
+        status = int(importlib.import_module(f".{arguments.command}", package).run(arguments))
+        sys.stdout.flush()
+        return status
+    except ArgumentError as error:
+        say(_with_flag(error, arguments, words))
     except DashError as error:
-        print(printable_lines(f"{program} {arguments.command}: {error}"), file=sys.stderr)
+        say(error)
     except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         drop_output()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            say(traceback.format_exc())
+        else:
+            drop_output()
+            say(f"{error.filename or 'the standard output'} cannot be written: {error.strerror}")
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
     except Exception:
         print(printable_lines(traceback.format_exc()), file=sys.stderr)
     return 2
+
+
+def _unknown(command: str, commands: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(command, commands, n=1)
+    meant = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(commands)}"
+    return f"there is no command {command!r}: {meant}"
+
+
+def _with_flag(error: ArgumentError, arguments: argparse.Namespace, words: Sequence[str]) -> str:
+    """The message of an error, which names the flag as it was typed if it is about the value of one."""
+    flag = "--" + error.name.replace("_", "-")
+    short = flag[1:3]  # --output is -o, too
+    before = [word.partition("=")[0] for word in words]
+    typed = next((word for word in before if word == short or (len(word) > 2 and flag.startswith(word))), None)
+    given = getattr(arguments, error.name, None)
+    texts = map(str, given if isinstance(given, list) else [given])
+    if typed is None or not any(str(error.value) in text for text in texts):
+        return str(error)
+    return f"{typed} {shlex.quote(str(error.value))} is not allowed: expected {error.allowed}"
 
 
 def drop_output() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import runpy
 import sys
-from pathlib import Path
 
-from ..errors import ArgumentError
+from . import script_arguments
+
+EPILOG = f"""
+With a script, the settings that it makes are looked at when it compiles.  {script_arguments.RUNS}  Exit status: 0 with
+nothing but notes, 1 with warnings, 2 with errors.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run the first step of the program again to see whether it computes the same bits",
     )
-    parser.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        help="a program and its arguments: it is run, and the settings that it makes are looked at when it compiles; "
-        "control-C ends it early",
-    )
-    parser.epilog = "Exit status: 0 with nothing but notes, 1 with warnings, 2 with errors."
+    script_arguments.add_arguments(parser, required=False)
+    parser.epilog = EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,14 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import doctor
     from ..doctor.report import format_report, summary
 
-    if arguments.script:
-        if not Path(arguments.script[0]).is_file():
-            raise ArgumentError("script", arguments.script[0], "the path of a Python file")
-        findings = doctor.diagnose_program(
-            lambda: _run_script(arguments.script), arguments.script[0], not arguments.once
-        )
-    else:
+    script_arguments.check(arguments)
+    if arguments.script is None:
         findings = doctor.diagnose()
+    else:
+        findings = doctor.diagnose_program(lambda: _run(arguments), arguments.script, not arguments.once)
     code = doctor.exit_code(findings)
     if arguments.json:
         shown = {"exit_code": code, "summary": summary(findings), "findings": [one.as_dict() for one in findings]}
@@ -50,16 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _run_script(words: list[str]) -> None:
-    """Runs a script as ``python script.py ...`` does, with its stdout redirected to stderr."""
-    script = Path(words[0])
-    argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[0:0] = words, [str(script.parent)]
+def _run(arguments: argparse.Namespace) -> None:
+    """Runs the script; its exit status is no error of the doctor, and is printed."""
+    from ..observers.scripts import run_script
+
     try:
-        with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(KeyboardInterrupt):
-            runpy.run_path(str(script), run_name="__main__")
+        run_script(arguments.script, arguments.script_arguments, arguments.stop_after)
     except SystemExit as left:
         if left.code not in (None, 0):
-            print(f"{script} ended with {left.code!r}", file=sys.stderr)
-    finally:
-        sys.argv, sys.path[:] = argv, path
+            print(f"{arguments.script} ended with {left.code!r}", file=sys.stderr)

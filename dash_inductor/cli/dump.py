@@ -7,10 +7,14 @@ import json
 import webbrowser
 from pathlib import Path
 
-EPILOG = """
-The script runs in this process, to its end; what it prints goes to the standard error.  No graph is taken from a cache.
+from ..model.architectures import ARCHS, architecture
+from . import outputs, script_arguments
+
+EPILOG = f"""
+{script_arguments.RUNS}  No graph is taken from a cache.
 The folder is what a report of a defect needs: doctor.txt has the versions, the GPU and the settings.
-Exit status: 0, 1 if no graph with attention was compiled or if the script failed, 2 for bad arguments.
+Exit status: 0, 1 if no graph with attention was compiled or if the script failed or was interrupted, 2 for bad
+arguments.
 """
 
 
@@ -18,10 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``dash-inductor dump``."""
     parser.epilog = EPILOG
     parser.add_argument("-o", "--output", metavar="FOLDER", default="dash_inductor_dump", help="default: %(default)s")
-    parser.add_argument("--arch", help="plan, and compile kernels, for this architecture; no such GPU is needed")
+    parser.add_argument("--arch", help=f"plan, and compile kernels, for this device, which need not be there: {ARCHS}")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("script", help="a Python file that compiles and runs a training step")
-    parser.add_argument("script_arguments", metavar="arguments", nargs=argparse.REMAINDER, help="of the script")
+    script_arguments.add_arguments(parser, required=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,8 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ..explanations.dump import writer
     from ..explanations.script import explain_script
 
-    with writer.dumping(str(Path(arguments.output).resolve()), arguments.arch):
-        explanation, ended = explain_script(arguments.script, arguments.script_arguments, arguments.arch)
+    script_arguments.check(arguments)
+    outputs.check_folder("output", Path(arguments.output))
+    arch = None if arguments.arch is None else architecture(arguments.arch)
+    with writer.dumping(str(Path(arguments.output).resolve()), arch):
+        explanation, ended = explain_script(arguments.script, arguments.script_arguments, arch, arguments.stop_after)
         page = writer.index()
     if page is not None:
         (page.parent / "doctor.txt").write_text(format_report(diagnose(), colours=False) + "\n", encoding="utf-8")

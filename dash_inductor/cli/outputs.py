@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 from ..errors import ArgumentError, DashError
+
+_FULL = os.makedev(1, 7)
+"""The device ``/dev/full``, which can be opened but not written."""
 
 
 def check(name: str, path: Path | None) -> None:
     """Raises ArgumentError if no file can be written at a path, before the work that produces the file; None passes."""
     if path is None:
         return
-    parent = path.parent
-    if path.is_dir() or not parent.is_dir() or not os.access(path if path.exists() else parent, os.W_OK):
-        raise ArgumentError(name, str(path), "a file that can be written, in a folder that exists")
+    try:
+        if path.exists():
+            _check_existing(path)
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        allowed = f"a file that can be written, in a folder that exists ({error.strerror})"
+        raise ArgumentError(name, str(path), allowed) from error
+
+
+def _check_existing(path: Path) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # waits for no reader of a FIFO
+    try:
+        _check_space(opened)
+    finally:
+        os.close(opened)
+
+
+def check_folder(name: str, folder: Path | None) -> None:
+    """Raises ArgumentError if a folder cannot be made or written, before the work that fills it; None passes."""
+    if folder is None:
+        return
+    folder = folder.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        allowed = f"a folder that can be written, and is made if it is not there ({error.strerror})"
+        raise ArgumentError(name, str(folder), allowed) from error
+
+
+def check_stdout() -> None:
+    """Raises OSError if nothing can be written to the standard output of the process."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # something else stands for it
+        return
+    _check_space(output)
+
+
+def _check_space(opened: int) -> None:
+    if os.fstat(opened).st_rdev == _FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write(path: Path | None, text: str) -> None:
@@ -28,4 +74,4 @@ def write(path: Path | None, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DashError(f"{path} cannot be written: {error}") from error
+        raise DashError(f"{path} cannot be written: {error.strerror}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
 from ..schedule.schedules import NAMES
 from ..timeline import files, planned
-from . import site_arguments
+from ..timeline.simulated import TILE_PAIRS
+from . import outputs, site_arguments
 from .site_arguments import Request
 
 MOST_WORKERS = 4096
@@ -51,19 +53,28 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("workers", arguments.workers, f"a number from 1 to {MOST_WORKERS}")
     for path in arguments.timeline:
         files.check_path(path)
+        outputs.check("timeline", path)
     for name in ("measured", "draw", "workers"):
         if getattr(arguments, name) and not arguments.timeline:
             raise ArgumentError(name, str(getattr(arguments, name)), "an argument beside --timeline, which draws")
     found = planner.decide(asked.site, asked.arch)
     if not isinstance(found, Fallback):
         found = planner.plan(asked.site, asked.arch, arguments.schedule)
-    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=asked.gpu, documents=asked.documents)
+    gpu = asked.gpu or prediction.GPU
+    ranking = rank(asked.site, asked.arch, arguments.schedule, gpu=gpu, documents=asked.documents)
     if arguments.timeline and isinstance(found, Plan):
-        picture = planned.picture(
-            asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
-            gpu=asked.gpu, workers=arguments.workers, recorded=arguments.measured,
-        )  # fmt: skip
+        try:
+            picture = planned.picture(
+                asked.site, asked.arch, ranking, draw=tuple(filter(None, arguments.draw.split(","))), data=asked.data,
+                gpu=gpu, workers=arguments.workers, recorded=arguments.measured, say=_say,
+            )  # fmt: skip
+        except ArgumentError as error:
+            if error.name != TILE_PAIRS:
+                raise
+            allowed = f"one with {error.name}: {error.allowed}"
+            raise ArgumentError("shape", arguments.shape, allowed) from error
         for path in arguments.timeline:
+            _say(f"drawing {path}")
             files.write(picture, path)
     if arguments.json:
         print(json.dumps(_document(asked, found, ranking, arguments.timeline), indent=2))
@@ -72,12 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
     return int(isinstance(found, Fallback))
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _document(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> Any:
     fallback = {"reason": found.reason.value, "detail": found.detail} if isinstance(found, Fallback) else None
     return {
         "site": {**dataclasses.asdict(asked.site), "spec": str(asked.site.spec)},
+        "device": asked.device,
         "arch": asked.arch,
-        "gpu": asked.gpu,
+        "measured_on": asked.gpu,
         "plan": _plain(found) if isinstance(found, Plan) else None,
         "fallback": fallback,
         "candidates": [_plain(candidacy) for candidacy in ranking],
@@ -93,11 +109,12 @@ def _plain(value: Plan | Candidacy) -> dict[str, Any]:
 
 
 def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy], written: Sequence[Path]) -> None:
-    facts = [("site", f"{planned.in_words(asked.site)}, on {asked.arch}")]
+    arch = f" ({asked.arch})" if asked.arch != asked.device else ""
+    facts = [("site", f"{planned.in_words(asked.site)}, on {asked.device}{arch}")]
     if isinstance(found, Fallback):
         facts.append(("not replaced", f"{found.reason.explanation} {found.detail}"))
     else:
-        where = found, asked.site, asked.arch, asked.gpu
+        where = found, asked.site, asked.arch, asked.gpu or prediction.GPU
         times = {
             "backward": prediction.predicted_us(*where, asked.documents),
             "forward": prediction.predicted_forward_us(*where),
@@ -118,6 +135,7 @@ def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy],
     rows = tuple(planned.row(candidacy) for candidacy in ranking)
     head = tuple(f">{name}" if name == "predicted" else name for name in planned.HEAD)
     print(text_blocks.text([Fields(tuple(facts)), Table(head, rows)], WIDTH))
-    print(f"\n* chosen; predicted: the backward of this site on an {asked.gpu}")
+    measured = f", from times measured on {asked.gpu}" if asked.gpu not in (None, asked.device) else ""
+    print(f"\n* chosen; predicted: the backward of this site on {asked.device}{measured}")
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")

@@ -8,19 +8,16 @@ import re
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from ..model.architectures import SAME_AS, WORKERS
+from ..model.architectures import ARCHS, GPUS, architecture
 from ..model.attention_spec import AttentionSpec
 from ..model.components import COMPONENTS, Component, Operand, Segments
 from ..model.dropout import Dropout
-from ..model.mask import Anchor, Band, Mask
+from ..model.mask import MAX_LENGTH, Anchor, Band, Mask
 from ..model.operands import Bias
 from ..model.relations import POSITION
-from ..model.site import BITS, Site
-from ..planning.prediction import GPU, gpus
+from ..model.site import BITS, Site, dtype_named
+from ..planning.prediction import GPU, gpus, is_measured
 from ..timeline.lengths import Lengths
-
-GPUS = {"a100": "sm_80", "l40s": "sm_89", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
-"""The architectures of GPU names; times have been measured only on the GPUs of `prediction.gpus`."""
 
 MASKS = """\
 components joined by '+'.  One of
@@ -38,18 +35,20 @@ _DATA = re.compile(r"(keys|documents)(?::(\d+(?:,\d+)*))?")
 
 @dataclass(frozen=True)
 class Request:
-    """A site (one attention) to be planned, with the architecture to plan it for.
+    """A site (one attention) to be planned, with the device to plan it for.
 
     Args:
         site: the site.
-        arch: the architecture, for example "sm_90".
-        gpu: the GPU for predicted times, one of `prediction.gpus`.
+        device: the device that was asked for: a GPU such as "H100", or an architecture.
+        arch: its architecture, for example "sm_90".
+        gpu: the GPU of the measurements behind predicted times, one of `prediction.gpus`; None without any.
         data: the document lengths or numbers of valid keys that define a data-dependent mask; None if not given.
     """
 
     site: Site
+    device: str
     arch: str
-    gpu: str
+    gpu: str | None
     data: Lengths | None
 
     @property
@@ -66,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="batch, query heads, kv heads, queries, keys, head dims of q and k, and of v",
     )  # fmt: skip
     parser.add_argument("--mask", default="causal", help=MASKS)
-    parser.add_argument("--arch", default="h100", help=f"{', '.join(GPUS)}, cpu, or an architecture such as sm_90")
-    parser.add_argument("--dtype", default="bfloat16", help=", ".join(BITS))
+    parser.add_argument("--arch", default="h100", help=f"the device to plan for: {ARCHS}")
+    parser.add_argument("--dtype", default="bfloat16", help=f"{', '.join(BITS)}, or short: bf16, fp16, fp32")
     parser.add_argument("--dropout", type=float, metavar="P", help="the probability with which dropout drops")
     parser.add_argument("--bias", action="store_true", help="a bias is added to the scores")
     parser.add_argument("--bias-gradient", action="store_true", help="a bias is added that needs a gradient")
@@ -81,14 +80,13 @@ def request(arguments: argparse.Namespace) -> Request:
     """
     sizes = _shape(arguments.shape)
     batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim = sizes
-    arch = GPUS.get(arguments.arch, arguments.arch)
-    if arch not in WORKERS and arch not in SAME_AS:
-        raise ArgumentError("arch", arguments.arch, [*GPUS, *WORKERS, *SAME_AS])
-    if arguments.dtype not in BITS:
-        raise ArgumentError("dtype", arguments.dtype, BITS)
+    arch, dtype = architecture(arguments.arch), dtype_named(arguments.dtype)
     mask, data, operands = _mask(arguments.mask)
     if data is not None:
-        data.check(batch, q_len, kv_len)
+        try:
+            data.check(batch, q_len, kv_len)
+        except ArgumentError as error:
+            raise ArgumentError("mask", arguments.mask, f"{error.name}: {error.allowed}") from error
     bias = dropout = None
     if arguments.bias or arguments.bias_gradient:
         bias, operands = Bias(Operand(operands), arguments.bias_gradient), operands + 1
@@ -98,19 +96,20 @@ def request(arguments: argparse.Namespace) -> Request:
         dropout = Dropout(arguments.dropout, Operand(operands))
     spec = AttentionSpec(mask, 1 / math.sqrt(head_dim), bias=bias, dropout=dropout)
     site = Site(
-        "cpu" if arch == "cpu" else "cuda", arguments.dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim,
+        "cpu" if arch == "cpu" else "cuda", dtype, batch, q_heads, kv_heads, q_len, kv_len, head_dim,
         value_dim, spec,
     )  # fmt: skip
-    gpu = arguments.arch.upper()
-    return Request(site, arch, gpu if gpu in gpus() else GPU, data)
+    device = arguments.arch.upper() if arguments.arch.lower() in GPUS else arch
+    gpu = (device if device in gpus() else GPU) if is_measured(arch) else None
+    return Request(site, device, arch, gpu, data)
 
 
 def _shape(text: str) -> tuple[int, int, int, int, int, int, int]:
-    allowed = "six or seven numbers >= 1: B,Hq,Hkv,Sq,Skv,D[,Dv], where Hq is a multiple of Hkv"
-    if not re.fullmatch(r"\d+(,\d+){5,6}", text):
+    allowed = f"six or seven numbers from 1 to {MAX_LENGTH}: B,Hq,Hkv,Sq,Skv,D[,Dv], where Hq is a multiple of Hkv"
+    if not re.fullmatch(r"\d{1,19}(,\d{1,19}){5,6}", text):
         raise ArgumentError("shape", text, allowed)
     numbers = [int(word) for word in text.split(",")]
-    if min(numbers) < 1 or numbers[1] % numbers[2]:
+    if min(numbers) < 1 or max(numbers) > MAX_LENGTH or numbers[1] % numbers[2]:
         raise ArgumentError("shape", text, allowed)
     batch, q_heads, kv_heads, q_len, kv_len, head_dim = numbers[:6]
     return batch, q_heads, kv_heads, q_len, kv_len, head_dim, numbers[6] if len(numbers) > 6 else head_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
+from ..observers.scripts import INTERRUPTED, Stopped
 from . import machine, program, settings
 from .findings import Finding, Severity, run
 from .running import Running
@@ -27,7 +28,7 @@ def diagnose_program(
 
     Args:
         run_program: runs the program, in this thread.  No graph is loaded from a cache.  An exception that ends it
-            becomes a finding, and its traceback is printed on stderr.
+            becomes a finding, and its traceback is printed on stderr.  An interruption becomes a finding too.
         name: the name of the program in findings, for example its file.
         repeat: whether to run the forwards and backwards of its first step again, to compare their bits.
     """
@@ -36,6 +37,9 @@ def diagnose_program(
     with running.watched(), program.watching(found, running):
         try:
             run_program()
+        except (Stopped, KeyboardInterrupt) as end:
+            words = str(end) if isinstance(end, Stopped) else INTERRUPTED
+            found[Finding("program", Severity.NOTE, f"the program was {words}")] = None
         except Exception as error:
             traceback.print_exc()
             what = f"the program ended with {type(error).__name__}{_first_line(error)}"

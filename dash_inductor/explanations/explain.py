@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from .. import _switch
 from ..config import config
 from ..errors import ArgumentError, DashError
-from ..model.architectures import tables_of
+from ..model.architectures import architecture
 from ..records import records
 from ..records.records import GraphRecord
 from ..upstream import arch as machine
@@ -47,7 +47,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
         fn: a module, or a function of tensors: a model, or a model with its loss.  No ``backward()`` is needed: a graph
             is compiled together with the backward of its outputs.
         args, kwargs: the arguments of the call.  A parameter or an argument must require a gradient.
-        arch: compile for a GPU of this architecture ("sm_80", "sm_90", "sm_100", ...), which need not be present:
+        arch: compile for this GPU ("h100", "a100", ...) or architecture ("sm_90", ...), which need not be present:
             tensors on the CPU count as on that GPU, and PyTorch chooses between its attention implementations as for
             that GPU.  If the program cannot be traced that way, for example because Python code reads tensor values,
             `Explanation.unknown` says so.  "cpu": plan for the CPU.
@@ -59,8 +59,7 @@ def explain(fn: Callable[..., Any], *args: Any, arch: str | None = None, **kwarg
     """
     if not callable(fn):
         raise ArgumentError("fn", fn, "a module, or a function of tensors")
-    if arch is not None:
-        tables_of(arch)  # raises if the name is unknown
+    arch = None if arch is None else architecture(arch)
     with _switch.override(True):
         off = _switch.off_reason()
     if off is not None:

@@ -10,6 +10,7 @@ import torch
 
 from ..config import config
 from ..errors import ArgumentError
+from ..model.architectures import architecture
 from ..model.plan import Decision, Fallback, Plan
 from ..model.reasons import Reason
 from ..model.site import Site
@@ -42,13 +43,13 @@ class Explanation(Explained):
 
         Args:
             graphs: the records of the graphs.
-            arch: the architecture.
+            arch: the architecture, or a GPU, as for `explain`.
             notes, unknown: as in `Explained`.
 
         Raises:
             ArgumentError: an unknown architecture, or "cpu" for graphs of a GPU.
         """
-        graphs = tuple(graphs)
+        graphs, arch = tuple(graphs), None if arch is None else architecture(arch)
         sites = tuple(_explained(site, arch) for graph in graphs for site in graph.sites)
         return Explanation(graphs, sites, tuple(notes), unknown)
 

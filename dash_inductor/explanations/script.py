@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ..config import config
 from ..errors import ArgumentError
-from ..model.architectures import tables_of
+from ..model.architectures import architecture
+from ..observers.scripts import INTERRUPTED, Stopped, run_script
 from ..records import records
 from ..upstream import arch as machine
 from .compiled_calls import CompiledCalls
@@ -26,7 +25,9 @@ NOTHING = (
 )
 
 
-def explain_script(path: str, arguments: Sequence[str], arch: str | None = None) -> tuple[Explanation, bool]:
+def explain_script(
+    path: str, arguments: Sequence[str], arch: str | None = None, stop_after: int = 0
+) -> tuple[Explanation, bool]:
     """Runs a script and explains the graphs that it compiled.  The script's stdout is redirected to stderr.
 
     Args:
@@ -34,58 +35,55 @@ def explain_script(path: str, arguments: Sequence[str], arch: str | None = None)
         arguments: the script's arguments.
         arch: also explain what would be compiled for a GPU of this architecture, see `explain`: each call that compiles
             something is traced once more.  None: explain the graphs as they were compiled.
+        stop_after: the number of training steps after which the script is ended; 0 to run it to its end.
 
     Returns:
-        The explanation, and whether the script ended without an error; an error is printed.
+        The explanation, and whether the script ended without an error and was not interrupted; an error is printed.
 
     Raises:
         ArgumentError: the file does not exist, or the architecture is unknown.
     """
     if not Path(path).is_file():
         raise ArgumentError("script", path, "a file that exists")
-    if arch is not None:
-        tables_of(arch)  # raises if the name is unknown
+    arch = None if arch is None else architecture(arch)
     known = {id(graph) for graph in records.graphs()}
     if arch in (None, "cpu") or arch == _arch_here():
-        with redirect_stdout(sys.stderr), _arguments([path, *arguments]):
-            error = _run(path)
+        end = _run(path, arguments, stop_after)
         graphs = [graph for graph in records.graphs() if id(graph) not in known]
         unknown = "" if arch in (None, "cpu") else left_on_the_cpu(graphs)
     else:
         calls = CompiledCalls(arch, config.dump)
-        with config.patch(dump=""), calls.watched(), redirect_stdout(sys.stderr), _arguments([path, *arguments]):
-            error = _run(path)
+        with config.patch(dump=""), calls.watched():
+            end = _run(path, arguments, stop_after)
         graphs, unknown = calls.graphs, calls.unknown
-    notes = [] if error is None else [f"The script ended early: {error}."]
+    notes = [f"The script {end.note}."] if end.note else []
     if not unknown and not any(graph.sites or graph.missing for graph in graphs):
         notes.append(NOTHING)
-    return Explanation.of(graphs, arch, notes, unknown), error is None
+    return Explanation.of(graphs, arch, notes, unknown), end.well
 
 
 def _arch_here() -> str:
     return machine.arch_of(torch.device("cuda")) if torch.cuda.is_available() else "cpu"
 
 
-def _run(path: str) -> str | None:
-    """Runs the script; returns the error that ended it early, in words, or None."""
+class _End(NamedTuple):
+    """How a script ended: whether as it should, and what is to be said about it ("" for nothing)."""
+
+    well: bool
+    note: str
+
+
+def _run(path: str, arguments: Sequence[str], stop_after: int) -> _End:
     try:
-        runpy.run_path(path, run_name="__main__")
+        run_script(path, arguments, stop_after)
+    except Stopped as stopped:
+        return _End(True, f"was {stopped}")
+    except KeyboardInterrupt:
+        return _End(False, f"was {INTERRUPTED}")
     except SystemExit as end:
-        return None if end.code in (None, 0) else f"exit status {end.code}"
+        return _End(True, "") if end.code in (None, 0) else _End(False, f"ended early: exit status {end.code}")
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         traceback.print_exc()
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return None
-
-
-@contextmanager
-def _arguments(argv: list[str]) -> Iterator[None]:
-    """Sets `sys.argv` and the first folder of `sys.path` for a script inside the block."""
-    before = sys.argv, sys.path[:]
-    sys.argv, sys.path = argv, [str(Path(argv[0]).resolve().parent), *sys.path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = before
+        words = " ".join(str(error).split())[:300]
+        return _End(False, f"ended early: {type(error).__name__}: {words}")
+    return _End(True, "")

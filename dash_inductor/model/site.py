@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import ArgumentError
 from .attention_spec import AttentionSpec
 from .dropout import Dropout
 from .mask import Band, Mask
@@ -14,6 +15,23 @@ DType = Literal["float16", "bfloat16", "float32"]
 
 BITS: dict[DType, int] = {"float16": 16, "bfloat16": 16, "float32": 32}
 """The width of each dtype, in bits."""
+
+_SHORT: dict[str, DType] = {
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32",
+}  # fmt: skip
+
+
+def dtype_named(name: str) -> DType:
+    """Return the dtype that a user names, for example "bfloat16" or "bf16".
+
+    Raises:
+        ArgumentError: there is no such name.
+    """
+    names: dict[str, DType] = {dtype: dtype for dtype in BITS} | _SHORT
+    if name not in names:
+        raise ArgumentError("dtype", name, names)
+    return names[name]
+
 
 NOMINAL_LEN, NOMINAL_BATCH, NOMINAL_HEADS = 2048, 8, 16
 """Values assumed for dynamic sizes, and the problem on which candidate plans are compared: 16384 tokens of width 2048,

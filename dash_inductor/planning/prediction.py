@@ -48,9 +48,14 @@ def unknown(plan: Plan, site: Site, arch: str, gpu: str = GPU, documents: Docume
     _check_gpu(gpu)
     if documents is not None:
         _check_documents(site, documents)
-    if not any(each.times and each.runs_on(arch, bits) for each in FAMILIES for bits in BITS.values()):
+    if not is_measured(arch):
         return f"{arch} is not calibrated"
     return family(plan.kernel).unpredicted(plan, site, arch, gpu, documents)
+
+
+def is_measured(arch: str) -> bool:
+    """Whether the kernels of some family have been measured on a GPU of an architecture."""
+    return any(each.times and each.runs_on(arch, bits) for each in FAMILIES for bits in BITS.values())
 
 
 def gpus() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ def picture(
     gpu: str = GPU,
     workers: int | None = None,
     recorded: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Picture:
     """Simulates a site's candidates that can run; returns their timelines, best first, after a recorded run if given.
 
@@ -49,6 +50,7 @@ def picture(
         draw: the schedules to draw, those of the chosen kernel family if it has them; by default all of that family.
         data, gpu, workers: as for `simulated.of_plan`.
         recorded: a file for `measured.read`.
+        say: is called with a line about each simulation, before it.
 
     Raises:
         ArgumentError: a schedule cannot run at the site, no candidate can, or as for `of_plan` and `measured.read`.
@@ -65,7 +67,10 @@ def picture(
         if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
         and (c.schedule in draw if draw else c.kernel == chosen.kernel)
     ]
-    runs = [_run(site, arch, c, chosen, data, gpu, workers) for c in drawn]
+    runs = []
+    for number, c in enumerate(drawn, start=1):
+        say(f"simulating {c.kernel} {c.schedule}, {number} of {len(drawn)}")
+        runs.append(_run(site, arch, c, chosen, data, gpu, workers))
     real = None
     if recorded is not None:
         assert site.batch is not None

@@ -24,8 +24,14 @@ MODEL_UNIT = Unit("units", "time; computing a tile pair takes 1")
 PLAN_UNIT = Unit("units", "time; computing 128 x 128 queries and keys takes 1 at best")
 """The unit of the planner's costs, see `kernels.family`."""
 
+TILE_PAIRS = "tile pairs"
+"""The name of errors about the size of a simulation."""
+
 MOST_TILE_PAIRS = 1 << 18
 """The maximum number of tile pairs of a run that is simulated for a picture: some seconds of work."""
+
+MOST_HIDDEN = 1 << 22
+"""The maximum number of tile pairs before a mask that is data hides some of them: some seconds of work, too."""
 
 
 def timeline(name: str, problem: Problem, workers: int, costs: Costs) -> Timeline:
@@ -103,13 +109,13 @@ def _pass(
     """
     schedule = "spt" if of_dq else plan.schedule
     p = _problem(site, plan, example, of_dq=of_dq)
+    hides = data is not None and family(plan.kernel).tile_schedules_by_tables
+    _check_tile_pairs(p, MOST_HIDDEN if hides else MOST_TILE_PAIRS)  # before the tables are made
     jobs = tables(schedule, p)
-    if data is not None and family(plan.kernel).tile_schedules_by_tables:
+    if data is not None and hides:
         jobs = restricted(jobs, data.seen(p), p.heads)
-    pairs = p.group * sum(len(column.steps) for job in jobs for column in job.columns)
-    if pairs > MOST_TILE_PAIRS:
-        allowed = f"one of at most {MOST_TILE_PAIRS} tile pairs: fewer heads or batch elements look alike"
-        raise ArgumentError("shape", f"one of {pairs} tile pairs", allowed)
+        if p.group * sum(len(column.steps) for job in jobs for column in job.columns) > MOST_TILE_PAIRS:
+            raise _too_many(MOST_TILE_PAIRS)
     shared = ClosedForm(plan.schedule, p).shared_accumulator
     run = simulate(jobs, workers, prices, group=p.group, ordered=shared)
     found = of_run(plan.schedule, run, workers, query_heads(p.batch, site.q_heads), prices, p.group, PLAN_UNIT)
@@ -118,6 +124,20 @@ def _pass(
     members = scheduled_query_heads(p.group == 1, site.q_heads, site.kv_heads)
     order = [b * site.q_heads + member for b in range(p.batch) for group in members for member in group]
     return replace(found, steps=tuple(s._replace(head=order[s.head]) for s in found.steps))
+
+
+def _check_tile_pairs(p: Problem, most: int) -> None:
+    """Raises ArgumentError if a problem has more than `most` tile pairs, in a time that does not depend on its size."""
+    pairs = 0
+    for kv in range(min(p.n_kv, most + 1)):
+        pairs += p.batch * p.heads * p.group * max(p.steps(kv), 1)
+        if pairs > most:
+            raise _too_many(most)
+
+
+def _too_many(most: int) -> ArgumentError:
+    allowed = f"at most {most} for a timeline: fewer heads, batch elements or tokens look alike"
+    return ArgumentError(TILE_PAIRS, f"more than {most}", allowed)
 
 
 def _problem(site: Site, plan: Plan, example: Problem, *, of_dq: bool) -> Problem:

@@ -20,7 +20,7 @@ def test_a_page_that_cannot_be_written(
     script.write_text("raise SystemExit('it must not run')")
     given = {"verify": [script], "report": [tmp_path], "compare": [tmp_path, tmp_path]}[command]
     assert main([command, "--html", str(page), *map(str, given)]) == 2
-    expected = f"dash-guard {command}: html={str(page)!r} is not allowed: expected a file that can be written"
+    expected = f"dash-guard {command}: --html {page} is not allowed: expected a file that can be written"
     assert capsys.readouterr().err.startswith(expected)
 
 
@@ -30,7 +30,35 @@ def test_a_folder_that_is_a_file(command: str, option: str, tmp_path: Path, caps
     file.touch()
     given = file if command == "verify" else tmp_path
     assert main([command, option, str(file), str(given)]) == 2
-    assert f"{option[2:]}={str(file)!r} is not allowed: expected a folder" in capsys.readouterr().err
+    assert f"{option} {file} is not allowed: expected a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["record", "verify", "watch"])
+@pytest.mark.parametrize("folder", ["/dev/full", "/proc/runs"])
+def test_a_folder_that_cannot_be_written(command: str, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [__file__] if command == "verify" else ["--", "false"]
+    assert main([command, "--folder", folder, *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"dash-guard {command}: --folder {folder} is not allowed: expected a folder that can be")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "foo=1"], "--set foo=1 is not allowed: expected NAME=VALUE of every, "),
+        (["--set", "at_rest=1,foo=1"], "--set foo=1 is not allowed: expected NAME=VALUE of every, "),
+        (["--set", "at_rest=1", "--set=every=0"], "--set every=0 is not allowed: expected a whole number from 1 "),
+        (["--set", "on_confirmed=stop"], "--set on_confirmed=stop is not allowed: expected one of 'warn', 'raise'"),
+        (["--listen", "here"], "--listen here is not allowed: expected HOST:PORT"),
+        (["--join", "here"], "--join here is not allowed: expected HOST:PORT"),
+    ],
+)
+def test_a_setting_of_watch_that_is_wrong(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--folder", str(tmp_path), *words, "--", "false"]) == 2
+    assert capsys.readouterr().err.startswith(f"dash-guard watch: {message}")
 
 
 def test_a_program_that_is_recorded(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ TILE_SCHEDULES = 16384
 """Largest number of simulated tile schedules; of larger launches fewer batch elements are simulated and the mean time
 of the others is added."""
 
+MOST_TILE_SCHEDULES = 1 << 18
+"""Largest number of tile schedules of a batch element, or of a forward's head, that is simulated: seconds of work."""
+
+MOST_TILE_PAIRS = 1 << 22
+"""Largest number of tile pairs of documents that are counted one by one: seconds of work."""
+
 
 def unpredicted(
     plan: Plan, site: Site, arch: str, gpu: str, rates: Calibration, documents: Documents | None
@@ -54,11 +60,17 @@ def unpredicted(
         return f"{kinds} at head dims {site.head_dim} and {site.value_dim}: not calibrated"
     if not _is_calibrated(_scheduled(site)):
         return f"the mask {site.band} is not calibrated"
+    problem = problem_of(plan, site)
+    if problem.heads * problem.n_kv > MOST_TILE_SCHEDULES:
+        count = f"{problem.heads * problem.n_kv:,} tile schedules of a batch element"
+        return f"{count} are too many to simulate, at most {MOST_TILE_SCHEDULES:,} are"
+    if documents is not None and _document_tile_pairs(documents, problem) > MOST_TILE_PAIRS:
+        return f"the documents have more than {MOST_TILE_PAIRS:,} tile pairs, which are too many to count"
     if plan.schedule in ("shift", "symmetric_shift"):
         return f"{plan.schedule} is not calibrated"
     if _scheduled(site).is_full:
         return "bent_fold is not calibrated under a full mask" if plan.schedule == "bent_fold" else None
-    if _all_at_once(problem_of(plan, site)):
+    if _all_at_once(problem):
         return None if plan.schedule == "bent_fold" else f"{plan.schedule} is not calibrated where all CTAs run at once"
     if plan.schedule in ("ascending", "descending"):
         return f"CTAs of {plan.schedule} wait for one another under this mask, which is not calibrated"
@@ -172,8 +184,15 @@ def _tiles(name: str, problem: Problem) -> list[tuple[int, int]]:
     """Lists (tile pairs, masked tile pairs) of each kv tile."""
     from ...schedule.tile_schedule import functions
 
-    ranges = [functions(name, problem).dash_q_range(kv, *problem.tail()) for kv in range(problem.n_kv)]
+    q_range, tail = functions(name, problem).dash_q_range, problem.tail()
+    ranges = [q_range(kv, *tail) for kv in range(problem.n_kv)]
     return [(end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges]
+
+
+def _document_tile_pairs(documents: Documents, problem: Problem) -> int:
+    """An upper bound of the tile pairs that `_tiles_of` counts."""
+    tiles = ((length // problem.block_q + 2, length // problem.block_kv + 2) for length in documents)
+    return problem.n_kv * len(documents) + sum(q * kv for q, kv in tiles)
 
 
 def _tiles_of(documents: Documents, problem: Problem) -> list[tuple[int, int]]:
@@ -206,13 +225,16 @@ def _handed_out(times: Iterable[float]) -> float:
     return max(free)
 
 
-def forward_us(plan: Plan, site: Site, rates: Forward) -> float:
-    """Predicts the time of the forward of a site, in microseconds.
+def forward_us(plan: Plan, site: Site, rates: Forward) -> float | None:
+    """Predicts the time of the forward of a site, in microseconds; None if it has too many tile schedules.
 
     Args:
         rates: the calibrated times, as `rates_of_forward` returns them.
     """
-    batch, _, _ = _sizes(site)
+    batch, q_len, _ = _sizes(site)
+    assert plan.forward_tiles is not None
+    if q_len > MOST_TILE_SCHEDULES * plan.forward_tiles.block_q:
+        return None
     heads = batch * site.q_heads
     tile_schedules = _forward_tile_schedules(plan, site)
     some = max(1, min(heads, TILE_SCHEDULES // len(tile_schedules)))
@@ -234,5 +256,6 @@ def _forward_tile_schedules(plan: Plan, site: Site) -> tuple[tuple[int, int], ..
         missing = -q_len % rows
         lo, hi = (None if x is None else x + missing for x in (problem.band.lo, problem.band.hi))
         problem = replace(problem, band=Band(lo, hi), q_len=q_len + missing)
-    ranges = [functions("two_pass", problem).dash_kv_range(q, *problem.tail()) for q in reversed(range(problem.n_q))]
+    kv_range, tail = functions("two_pass", problem).dash_kv_range, problem.tail()
+    ranges = [kv_range(q, *tail) for q in reversed(range(problem.n_q))]
     return tuple((end - first, end - first - (full_end - full_first)) for first, full_first, full_end, end in ranges)

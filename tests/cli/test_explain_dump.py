@@ -43,9 +43,10 @@ def forget_the_helper() -> Any:
     sys.modules.pop("helper", None)
 
 
-def test_explain_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", ["sm_90", "h100", "H200"])
+def test_explain_prints_a_table(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.argv[:], sys.path[:]
-    assert main(["explain", "--arch", "sm_90", script(tmp_path), "--steps", "3"]) == 0
+    assert main(["explain", "--arch", device, script(tmp_path), "--steps", "3"]) == 0
     out, err = capsys.readouterr()
     assert "1 of 1 attention site replaced on sm_90, 0 not replaced" in out
     assert "hopper" in out
@@ -80,6 +81,59 @@ def test_a_script_that_ends_early(end: str, note: str | None, tmp_path: Path, ca
     assert ("Traceback" in err) is ("raise" in end)
 
 
+TRAINING = """
+import os, signal, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizers = [torch.optim.SGD([weight]), torch.optim.AdamW([weight])]
+for step in range(4):
+    weight.sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    print("step", step)
+    {each}
+"""
+
+
+@pytest.mark.parametrize("command", ["explain", "dump", "doctor"])
+@pytest.mark.parametrize(("words", "steps"), [([], 1), (["--stop-after", "2"], 2), (["--stop-after", "0"], 4)])
+def test_a_script_that_trains(command: str, words: list[str], steps: int, tmp_path: Path, capsys: Any) -> None:
+    """It ends where its optimizers, two of them, have made the steps; a script that makes fewer ends by itself."""
+    path = script(tmp_path, end=TRAINING.format(each=""))
+    words = [*words, "--once"] if command == "doctor" else [*words, *output(command, tmp_path)]
+    status = main([command, "--json", *words, path])
+    assert command == "doctor" or status == 0
+    out, err = capsys.readouterr()
+    assert [line for line in err.splitlines() if line.startswith("step")] == [f"step {n}" for n in range(steps)]
+    assert (f"stopped after {steps} training step" in out) is (steps < 4)
+
+
+@pytest.mark.parametrize("command", ["explain", "dump", "doctor"])
+def test_a_script_that_is_interrupted(command: str, tmp_path: Path, capsys: Any) -> None:
+    path = script(tmp_path, end=TRAINING.format(each="os.kill(os.getpid(), signal.SIGINT)"))
+    words = ["--once"] if command == "doctor" else output(command, tmp_path)
+    status = main([command, *words, path])
+    assert command == "doctor" or status == 1
+    out, err = capsys.readouterr()
+    assert "was interrupted: nothing is known about" in " ".join(out.split())
+    assert "step 1" not in err
+    assert "Traceback" not in err
+    seen = {"explain": "1 of 1 attention site replaced", "dump": "index.html", "doctor": "sites that are replaced: 1"}
+    assert seen[command] in out
+
+
+def test_an_interruption_of_the_work_itself(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dash_inductor.cli.explain.run", interrupted)
+    assert main(["explain", script(tmp_path)]) == 130
+    assert capsys.readouterr().err == "dash-inductor explain: interrupted\n"
+
+
+def output(command: str, folder: Path) -> list[str]:
+    return ["-o", str(folder / "out")] if command == "dump" else []
+
+
 def test_nothing_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json", script(tmp_path), "--eager"]) == 1
     assert "use_deterministic_algorithms(True)" in json.loads(capsys.readouterr().out)["notes"][0]
@@ -89,7 +143,7 @@ def test_nothing_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["missing.py"], "script='missing.py' is not allowed: expected a file that exists"),
-        (["--arch", "h900", __file__], "arch='h900' is not allowed"),
+        (["--arch", "h900", __file__], "--arch h900 is not allowed: expected one of 'a100', "),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump"])

@@ -1,19 +1,101 @@
-"""Files that commands write: what cannot be written is named before the work, without a traceback."""
+"""What commands write, and how they refuse: in one line, which names what was typed, before the work."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dash_inductor.cli import main
+from dash_inductor.cli import main, outputs
+from dash_inductor.errors import ArgumentError
+
+PLAN = ("plan", "--shape", "1,4,2,1024,1024,128")
 
 
-@pytest.mark.parametrize("place", ["a folder", "no folder"])
-def test_a_page_that_cannot_be_written(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path if place == "a folder" else tmp_path / "nothing" / "page.html"
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('it must not run')")
-    assert main(["explain", "--html", str(page), str(script)]) == 2
-    expected = f"dash-inductor explain: html={str(page)!r} is not allowed: expected a file that can be written"
-    assert capsys.readouterr().err.startswith(expected)
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit('it must not run')")
+    return str(path)
+
+
+@pytest.mark.parametrize("place", ["a folder", "no folder", "/dev/full", "/proc/page.html"])
+@pytest.mark.parametrize("words", [("explain", "--html"), (*PLAN, "--timeline")], ids=["explain", "plan"])
+def test_a_file_that_cannot_be_written(
+    words: tuple[str, ...], place: str, script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = {"a folder": tmp_path, "no folder": tmp_path / "nothing" / "page.svg"}.get(place, Path(place))
+    assert main([*words, str(page), *([script] if words[0] == "explain" else [])]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"dash-inductor {words[0]}: {words[-1]} {page} is not allowed: expected a file ")
+    assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/proc/pages", "/dev/full/pages"])
+@pytest.mark.parametrize("flag", ["-o", "--output", "--out"])
+def test_a_folder_that_cannot_be_written(
+    flag: str, place: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dump", flag, place, script]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"dash-inductor dump: {flag} {place} is not allowed: expected a folder that can be written")
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_checks_leave_nothing_behind(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    outputs.check("html", page)
+    outputs.check_folder("output", tmp_path / "some" / "pages")
+    assert list(tmp_path.iterdir()) == []
+    page.write_text("old")
+    outputs.check("html", page)
+    assert page.read_text() == "old"
+    outputs.check("html", Path("/dev/null"))
+    outputs.check("html", None)
+    outputs.check_folder("output", None)
+    with pytest.raises(ArgumentError, match="output="):
+        outputs.check_folder("output", page)
+
+
+@pytest.mark.parametrize("words", [PLAN, ("doctor",)], ids=["plan", "doctor"])
+def test_a_full_standard_output(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "dash_inductor", *words]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    line = f"dash-inductor {words[0]}: the standard output cannot be written: No space left on device"
+    assert ended.stderr.splitlines() == [line]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("exlpain", "there is no command 'exlpain': did you mean explain?"),
+        ("Plan", "there is no command 'Plan': did you mean plan?"),
+        ("zzz", "there is no command 'zzz': expected one of doctor, dump, explain, plan"),
+    ],
+)
+def test_a_command_that_does_not_exist(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "train.py"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith(f"dash-inductor: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--arch", "v100"), "--arch v100 is not allowed: expected one of 'a100', "),
+        (("--arch=v100",), "--arch v100 is not allowed: expected one of 'a100', "),
+        (("--dropo", "1.5"), "--dropo 1.5 is not allowed: expected a number greater than 0 and less than 1"),
+        (("--mask", "keys:5, 6"), "--mask 'keys:5, 6' is not allowed: expected "),
+        (("--mask", "keys:5,6"), "--mask keys:5,6 is not allowed: expected keys: "),
+    ],
+)
+def test_an_error_names_the_flag_that_was_typed(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PLAN, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"dash-inductor plan: {message}")

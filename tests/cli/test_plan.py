@@ -69,6 +69,9 @@ def test_the_site() -> None:
         "h100": "sm_90", "h200": "sm_90", "a100": "sm_80", "l40s": "sm_89", "b200": "sm_100", "sm_86": "sm_86",
     }  # fmt: skip
     assert asked(*SHAPE, "--arch", "cpu").site.device == "cpu"
+    assert {name: asked(*SHAPE, "--dtype", name).site.dtype for name in ("bf16", "fp16", "fp32", "float", "half")} == {
+        "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "float": "float32", "half": "float16",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -76,13 +79,13 @@ def test_the_site() -> None:
     [
         (("--shape", "1,4,2"), "shape='1,4,2'.*B,Hq,Hkv,Sq,Skv,D"),
         (("--shape", "1,4,3,64,64,64"), "multiple of Hkv"),
-        (("--shape", "0,4,2,64,64,64"), "numbers >= 1"),
+        (("--shape", "0,4,2,64,64,64"), "numbers from 1 to 1073741823"),
         ((*SHAPE, "--mask", "diagonal"), "mask='diagonal'.*window:LO,HI"),
         ((*SHAPE, "--mask", "causal+full"), "every kind of component once"),
         ((*SHAPE, "--mask", "keys+keys"), "every kind of component once"),
         ((*SHAPE, "--mask", "window:5,1"), "LO <= HI"),
-        ((*SHAPE, "--mask", "documents:5,6"), "documents=.*sum"),
-        ((*SHAPE, "--mask", "keys:5,6"), "keys=.*1 numbers"),
+        ((*SHAPE, "--mask", "documents:5,6"), "mask='documents:5,6'.* documents: .*sum"),
+        ((*SHAPE, "--mask", "keys:5,6"), "mask='keys:5,6'.* keys: 1 numbers"),
         ((*SHAPE, "--arch", "v100"), "arch='v100'.*'h100'"),
         ((*SHAPE, "--dtype", "int8"), "dtype='int8'.*'bfloat16'"),
         ((*SHAPE, "--dropout", "1.5"), "dropout=1.5"),
@@ -97,14 +100,14 @@ def test_bad_arguments_are_named(words: tuple[str, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--schedule", "shift"), "schedule='shift'"),
-        (("--timeline", "a.html"), r"timeline='a.html'.* ends with one of \.svg, \.png, \.json, \.txt"),
+        (("--schedule", "shift"), "--schedule shift is not allowed"),
+        (("--timeline", "a.html"), r"--timeline a.html .* ends with one of \.svg, \.png, \.json, \.txt"),
         (("--draw", "spt"), "beside --timeline"),
         (("--measured", "run.json"), "beside --timeline"),
-        (("--workers", "0"), "workers=0"),
-        (("--workers", "4097", "--timeline", "x.svg"), "workers=4097"),
-        (("--workers", "16"), "workers='16' is not allowed: expected an argument beside --timeline"),
-        (("--timeline", "."), "timeline='.'"),
+        (("--workers", "0"), "--workers 0 is not"),
+        (("--workers", "4097", "--timeline", "x.svg"), "--workers 4097 is not"),
+        (("--workers", "16"), "--workers 16 is not allowed: expected an argument beside --timeline"),
+        (("--timeline", "."), r"--timeline \. is not"),
     ],
 )
 def test_bad_arguments_of_the_command(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
@@ -123,7 +126,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = " ".join(out.split())
     for fact in (
         str(plan),
-        "1 x 4 heads on 2 of 1024 tokens, head dim 128, causal, bfloat16, on sm_90",
+        "1 x 4 heads on 2 of 1024 tokens, head dim 128, causal, bfloat16, on H100 (sm_90)",
         "schedule bent_fold",
     ):
         assert fact in words
@@ -154,12 +157,20 @@ def test_predictions_are_for_the_gpu_that_was_named_if_it_was_measured(
     def said(name: str) -> tuple[str, float]:
         document = json.loads(printed(capsys, *LARGE, "--json", "--arch", name))
         (time,) = (c["predicted_us"] for c in document["candidates"] if c["chosen"])
-        return document["gpu"], time
+        return document["measured_on"], time
 
     found = asked(*LARGE)
     time = prediction.predicted_us(planner.plan(found.site, "sm_90"), found.site, "sm_90", "H200")
     assert [said(name) for name in ("h100", "h200", "sm_90")] == [("H200", time)] * 3
-    assert "predicted: the backward of this site on an H200" in printed(capsys, *LARGE, "--arch", "h100")
+    end = "* chosen; predicted: the backward of this site on"
+    for name, device in {
+        "h100": "H100, from times measured on H200",
+        "H200": "H200",
+        "sm_90": "sm_90, from times measured on H200",
+        "a100": "A100",
+        "cpu": "cpu",
+    }.items():
+        assert printed(capsys, *LARGE, "--arch", name).endswith(f"{end} {device}\n")
     h200 = CALIBRATIONS["H200"]
     measured = replace(h200, launch=h200.launch + 1000.0)
     monkeypatch.setitem(CALIBRATIONS, "H100", measured)
@@ -174,6 +185,28 @@ def test_documents_whose_lengths_are_said_are_predicted(capsys: pytest.CaptureFi
 
     assert chosen("causal+documents") is None
     assert chosen("causal+documents:512,512") < chosen("causal+documents:1000,24")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--shape", "1,1,1,100000000,100000000,128"),
+        ("--shape", "1,100000000,1,128,128,128"),
+        ("--shape", "1,1,1,1000000,1000000,128", "--mask", "causal+documents:1000000"),
+    ],
+    ids=["tokens", "heads", "documents"],
+)
+def test_what_is_too_large_has_a_plan_without_a_prediction(words: tuple[str, ...], capsys: Any, tmp_path: Path) -> None:
+    """At once, and a timeline is refused in words about what was typed, after a line about what is simulated."""
+    assert re.search("backward unknown: .* too many to", " ".join(printed(capsys, *words).split()))
+    assert main(["plan", *words, "--timeline", str(tmp_path / "a.txt")]) == 2
+    out, err = capsys.readouterr()
+    simulating, refused = err.splitlines()
+    assert simulating.startswith("simulating hopper ")
+    assert refused.startswith(
+        f"dash-inductor plan: --shape {words[1]} is not allowed: expected one with tile pairs: at "
+    )
+    assert (out, list(tmp_path.iterdir())) == ("", [])
 
 
 def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 import dash_inductor
 from dash_inductor import cli
 from dash_inductor.config import config
-from dash_inductor.explanations.elsewhere import Untraceable, device, moving, sdpa
+from dash_inductor.explanations.elsewhere import Untraceable, device, moving, sdpa, stand_in
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.upstream import compat, devices
 
@@ -131,11 +131,17 @@ def to_the_cpu_and_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return causal(q.to("cpu").to("cuda"), k, v)
 
 
+def data_of_an_empty_cache(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As the caches of transformers begin."""
+    keys = torch.tensor([], dtype=k.dtype, device=k.device)
+    return causal(q, torch.cat([keys, k], dim=-2), v)
+
+
 @pytest.mark.parametrize(
     "program",
     [
         mask_of_the_device, constant_that_is_moved, constant_moved_by_method, only_on_a_gpu, only_on_hopper,
-        to_the_cpu_and_back,
+        to_the_cpu_and_back, data_of_an_empty_cache,
     ],
     ids=lambda program: program.__name__,
 )  # fmt: skip
@@ -143,8 +149,34 @@ def test_devices_of_the_program(program: Three) -> None:
     assert fates(on_h100(program, *qkv())) == ["causal"]
 
 
-def test_the_capability_is_that_of_the_architecture() -> None:
-    assert fates(on_h100(only_on_hopper, *qkv(), arch="sm_80")) == ["full"]
+DATA: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.tensor": lambda q: torch.tensor([2.0], device=q.device),
+    "a number": lambda q: torch.tensor(2.0, device="cuda"),
+    "torch.as_tensor": lambda q: torch.as_tensor([2.0], device=q.device),
+    "a number by torch.as_tensor": lambda q: torch.as_tensor(2.0, device="cuda:0"),
+    "torch.asarray": lambda q: torch.asarray([2.0], device=q.device),
+    "Tensor.new_tensor": lambda q: q.new_tensor([2.0]),
+    "Tensor.new": lambda q: q.new([2.0]),
+    "Tensor.cuda": lambda q: torch.tensor([2.0]).cuda(),
+    "Tensor.to": lambda q: torch.tensor([2.0]).to(q.device),
+    "a number that stays": lambda q: torch.tensor(2.0),
+}
+"""Ways to make a tensor from Python data."""
+
+
+@pytest.mark.parametrize("way", DATA)
+def test_tensors_from_python_data(way: str) -> None:
+    """They are where the program makes them: on another device, nothing could be computed with them."""
+
+    def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal(q * DATA[way](q).to(q.dtype), k, v)
+
+    assert fates(on_h100(scaled, *qkv())) == ["causal"]
+
+
+@pytest.mark.parametrize("ampere", ["sm_80", "a100", "A100"])
+def test_the_capability_is_that_of_the_architecture(ampere: str) -> None:
+    assert fates(on_h100(only_on_hopper, *qkv(), arch=ampere)) == ["full"]
     assert not torch.cuda.is_available()
 
 
@@ -171,6 +203,30 @@ def memory_of_the_device(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=large)
 
 
+def on_another_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(q.to("cpu:1"), k.to("cpu:1"), v.to("cpu:1"))
+
+
+def on_the_stand_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(q.to(f"cpu:{stand_in.FIRST}").to("cuda"), k, v)
+
+
+@torch.library.custom_op("dash_inductor_tests::only_for_gpus", mutates_args=())
+def only_for_gpus(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@only_for_gpus.register_fake
+def fake_only_for_gpus(x: Tensor) -> Tensor:
+    if x.device.type != "cuda":  # as on the stand-in
+        raise RuntimeError(f"no kernel for {x.device}, not even beside cpu:1")
+    return torch.empty_like(x)
+
+
+def operator_that_knows_the_stand_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(only_for_gpus(q), k, v)
+
+
 @torch.library.custom_op("dash_inductor_tests::without_a_fake", mutates_args=())
 def without_a_fake(x: Tensor) -> Tensor:
     return x.clone()
@@ -183,6 +239,9 @@ def operator_without_a_fake(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 UNKNOWN = {
     constant_that_stays: "device mismatch" if compat.TORCH > (2, 12) else "two different devices",
     on_the_cpu: "test_elsewhere.py",
+    on_another_cpu: "runs on cpu:1, not on a GPU",
+    on_the_stand_in: f"CPUs from number {stand_in.FIRST} on stand for GPUs here, and the program uses one, at ",
+    operator_that_knows_the_stand_in: "no kernel for cuda:0, not even beside cpu:1, at ",
     value_in_python: "reads the value of a tensor in Python, and a fake one has none, at ",
     branch_on_a_value: "reads the value of a tensor in Python, and a fake one has none, at ",
     memory_of_the_device: "total_memory",

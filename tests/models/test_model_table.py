@@ -7,7 +7,7 @@ import pytest
 from ..support.cases import some
 from ..support.fakecuda import compiler
 from ..support.graphs import capture
-from ..support.hf_models import FAMILIES
+from ..support.hf_models import FAMILIES, WITH_CACHE
 from ..support.model_table import (
     OTHERS,
     Cell,
@@ -59,6 +59,13 @@ def test_model_for_an_h100() -> None:
 def test_model_explained_for_an_h100(cell: Cell) -> None:
     """From a model on the CPU, by the fake tensors of `explain` and its own rules for PyTorch's choice of operators."""
     assert agree(explained_line(cell), golden()["cuda"][str(cell)])
+
+
+@some(WITH_CACHE, ["Llama", "GPT2", "Bart"], "family")
+def test_model_explained_with_its_cache(family: str) -> None:
+    """With the cache that a configuration has by default, of which the table's models have none."""
+    cell = Cell(family, "plain", False)
+    assert agree(explained_line(cell, use_cache=True), golden()["cuda"][str(cell)])
 
 
 @pytest.mark.full

@@ -231,6 +231,9 @@ FAMILIES: dict[str, Family] = {
     "Siglip": Family(("Siglip", "SiglipModel"), _vision_and_text, "images and text", ("plain", "right")),
 }
 
+WITH_CACHE = [name for name, family in FAMILIES.items() if "use_cache" in family.settings(Size(1, 16))]
+"""Families whose models return a cache of keys and values by default."""
+
 
 def build(family: str, *, layers: int = 2, head_dim: int = 16, **settings: Any) -> torch.nn.Module:
     """A model in training mode; its attention is what transformers chooses, with the settings of a fixed seed.

@@ -368,11 +368,16 @@ def lines_of_h100(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def explained_line(cell: Cell) -> str:
-    """The line of a cell by `explain` from a model on the CPU in bf16, or why it is not known."""
+def explained_line(cell: Cell, **settings: Any) -> str:
+    """The line of a cell by `explain` from a model on the CPU in bf16, or why it is not known.
+
+    Args:
+        cell: the cell.
+        settings: further arguments of the model's call.
+    """
     model = cell.model(FAMILIES[cell.family].cuda_head_dim).to(torch.bfloat16)
     inputs = _moved(inputs_of(cell.family, cell.kind), "cpu", torch.bfloat16)
-    explanation = explain(model, **inputs, arch="sm_90")
+    explanation = explain(model, **inputs, **settings, arch="sm_90")
     if explanation.unknown:
         return UNKNOWN + explanation.unknown
     return line([site.record for site in explanation.sites], calls_of(cell))

@@ -193,6 +193,25 @@ def test_what_cannot_be_drawn() -> None:
         of_plan(SITE, "sm_90", plan, data=Lengths(documents=(500, 13)))
 
 
+@pytest.mark.parametrize(
+    "large", [{"q_len": 10**8, "kv_len": 10**8}, {"batch": 10**8}, {"q_heads": 10**8, "kv_heads": 1}]
+)
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_too_many_tile_pairs_are_not_even_counted(
+    large: dict[str, int], of_documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of no schedule, with or without tables of the mask."""
+    monkeypatch.setattr(simulated, "tables", lambda *given: pytest.fail("the tables are made"))
+    site = replace(SITE, **large)
+    data = Lengths(documents=(site.q_len or 0,)) if of_documents else None
+    if of_documents:
+        site = replace(site, spec=AttentionSpec(Mask(Band(0), Segments(Operand(0), Operand(0))), 1.0))
+    for candidate in rank(site, "sm_90"):
+        if candidate.plan is not None:
+            with pytest.raises(ArgumentError, match=r"tile pairs='more than .*' is not allowed: expected at most"):
+                of_plan(site, "sm_90", candidate.plan, data=data)
+
+
 # Masks that are data.
 
 

@@ -9,8 +9,9 @@ shapes but no values, in these steps:
    ``.to("cuda")`` and autocast are correct, and a tensor that stays on the CPU does so there, too.
 3. `sdpa`: `scaled_dot_product_attention` chooses its implementation by PyTorch's rules for that GPU.
 4. `stand_in`: without CUDA, PyTorch's autograd cannot run backwards of CUDA tensors.  So Dynamo's graph is moved to the
-   device ``cpu:1`` before AOTAutograd traces it, and the joint graph back to ``cuda`` before the first pass.  For
-   Python, autograd and operators, ``cpu:1`` is a device different from ``cpu``, as ``cuda`` is.
+   device ``cpu:64`` before AOTAutograd traces it, and the joint graph back to ``cuda`` before the first pass.  For
+   Python, autograd and operators, ``cpu:64`` is a device different from ``cpu``, as ``cuda`` is.  It appears in no
+   message.
 
 A program that cannot be traced this way raises `Untraceable` or another error: the outcome is then reported as unknown,
 never taken from another device.

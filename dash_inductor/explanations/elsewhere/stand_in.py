@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,32 +12,47 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from ...graph.model_line import model_line
 from ...upstream import configs, devices
 from ...upstream.dispatch import is_traceable_wrapper_subclass
-from ...upstream.fake import FakeTensor
+from ...upstream.fake import FakeTensor, FakeTensorMode
 from ...upstream.patches import replaced
 from ...upstream.pytree import tree_leaves
+from . import Untraceable
 
-_NAME = re.compile(r"cuda(?::(\d+))?")
+FIRST = 64
+"""The index of the CPU that stands for the first GPU, ``cpu:64``; the next one stands for the second GPU, and so on.
+
+Programs use no such device, so that a stand-in is told from the devices that a program makes.
+"""
+
+_NAME = re.compile(r"(?:cuda|cpu)(?::\d+)?")
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray, "new")
+"""What makes a tensor from Python data: a function, or the name of a method."""
 
 
 def stands_for_a_gpu(device: torch.device) -> bool:
-    """Whether a device is a GPU or a stand-in: ``cpu:1`` stands for the first GPU, and so on."""
+    """Whether a device is a GPU or a stand-in."""
     return device.type == "cuda" or _is_stand_in(device)
 
 
+def with_gpus(text: str) -> str:
+    """Replaces the names of stand-ins in a text by those of their GPUs."""
+    return re.sub(r"\bcpu:\d+\b", lambda found: str(_back(torch.device(found[0]))), text)
+
+
 def _is_stand_in(device: torch.device) -> bool:
-    return device.type == "cpu" and bool(device.index)
+    return device.type == "cpu" and (device.index or 0) >= FIRST
 
 
 def _there(device: torch.device) -> torch.device:
     """The stand-in of a GPU; other devices are returned unchanged."""
-    return torch.device("cpu", (device.index or 0) + 1) if device.type == "cuda" else device
+    return torch.device("cpu", (device.index or 0) + FIRST) if device.type == "cuda" else device
 
 
 def _back(device: torch.device) -> torch.device:
     """The GPU of a stand-in; other devices are returned unchanged."""
-    return torch.device("cuda", device.index - 1) if _is_stand_in(device) else device
+    return torch.device("cuda", device.index - FIRST) if _is_stand_in(device) else device
 
 
 @contextmanager
@@ -48,7 +63,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """
     for module in graph.modules():
         if isinstance(module, GraphModule):
-            for node in module.graph.nodes:
+            for node in list(module.graph.nodes):
                 _move(node)
             module.recompile()
     held = [inputs, vars(graph), dict(graph.named_parameters()), dict(graph.named_buffers())]
@@ -57,6 +72,7 @@ def standing_in(graph: GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
         _tensors_there(held),
         configs.inductor.patch(joint_custom_pre_pass=passes),
         replaced(devices.meta_registrations, {"device_hint": _hint}),
+        replaced(FakeTensorMode, {"dispatch": _dispatch}),
         replaced(devices.pattern_matcher, {"aot_function": _patterns_there(devices.aot_function)}),
     ):
         yield
@@ -127,22 +143,68 @@ def _hint(tensor: Tensor) -> str:
     return _back(device).type if device is not None else _hint_of(tensor)
 
 
+_dispatch_of = FakeTensorMode.dispatch
+
+
+def _dispatch(
+    mode: FakeTensorMode, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Runs an operator on fake tensors; a constant that is copied to the stand-in loses its known value, as on a GPU.
+
+    PyTorch would copy the value, which is on ``cpu`` whatever the index is.
+    """
+    options = kwargs or {}
+    device = options.get("device") if operator is torch.ops.aten._to_copy.default else None
+    if device is None or not _is_stand_in(device) or not isinstance(args[0], FakeTensor):
+        return _dispatch_of(mode, operator, types, args, options)
+    constant, args[0].constant = args[0].constant, None
+    try:
+        return _dispatch_of(mode, operator, types, args, options)
+    finally:
+        args[0].constant = constant
+
+
 def _move(node: Node) -> None:
-    """Replaces CUDA devices in a Dynamo node by the stand-in."""
+    """Replaces CUDA devices in a Dynamo node by the stand-in.
+
+    Raises:
+        Untraceable: the program uses a device that is a stand-in.
+    """
     autocast = getattr(node.target, "__name__", "") == "_enter_autocast"
 
     def there(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return _there(value)
-        if isinstance(value, str) and _NAME.fullmatch(value):
-            return "cpu" if autocast else str(_there(torch.device(value)))
-        return value
+        named = isinstance(value, str) and _NAME.fullmatch(value)
+        if not named and not isinstance(value, torch.device):
+            return value
+        device = torch.device(value)
+        if _is_stand_in(device):
+            line = model_line([node])[0]
+            raise Untraceable(f"CPUs from number {FIRST} on stand for GPUs here, and the program uses one, at {line}")
+        if named and autocast:
+            return "cpu"
+        return str(_there(device)) if named else _there(device)
 
     node.args, node.kwargs = map_aggregate(node.args, there), map_aggregate(node.kwargs, there)
     if node.op == "call_method" and node.target == "cuda":
         index: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("device")
-        device = index if isinstance(index, (torch.device, str)) else torch.device("cpu", int(index or 0) + 1)
+        device = index if isinstance(index, (torch.device, str)) else _there(torch.device("cuda", int(index or 0)))
         node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
+    if node.target in _FROM_DATA:
+        _move_constant(node)
+
+
+def _move_constant(node: Node) -> None:
+    """Moves the result of a node that makes a tensor from Python data to the stand-in, if it is on a GPU.
+
+    PyTorch makes such a tensor on the CPU first, and would not copy it to another CPU.
+    """
+    made = node.meta.get("example_value")
+    if not isinstance(made, Tensor) or made.device.type != "cuda":
+        return
+    with node.graph.inserting_after(node):
+        moved = node.graph.call_method("to", (node, _there(made.device)))
+    moved.meta = dict(node.meta)
+    node.replace_all_uses_with(moved, delete_user_cb=lambda user: user is not moved)
 
 
 def _first(passes: Any) -> Any:

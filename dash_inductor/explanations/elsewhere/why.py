@@ -13,12 +13,20 @@ import torch
 from ...errors import DashError
 from ...records.records import GraphRecord
 from ...upstream.fake import DataDependentOutputException
+from .stand_in import with_gpus
 
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, sys.modules["dash_inductor"]))
+
+_TRACE = r"from user code:|Original traceback:"
+"""What precedes the stack of the program in errors of Dynamo and of a graph's interpreter."""
 
 
 def unknown(error: BaseException) -> str:
     """Returns why the outcome is unknown, as the end of a sentence, given the error that ended the tracing."""
+    return with_gpus(_unknown(error))
+
+
+def _unknown(error: BaseException) -> str:
     chain = [error]
     while (behind := _behind(chain[-1])) is not None:
         chain.append(behind)
@@ -38,7 +46,7 @@ def unknown(error: BaseException) -> str:
 
 def _line_of_the_program(error: BaseException) -> str:
     """The ``file:line`` of the program at which an error was raised or traced; "" if it is not known."""
-    traced = re.findall(r'File "([^"]+)", line (\d+)', str(error).partition("from user code:")[2])
+    traced = re.findall(r'File "([^"]+)", line (\d+)', "".join(re.split(_TRACE, str(error), maxsplit=1)[1:]))
     run = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for file, line in [*reversed(traced), *reversed(run)]:
         if not file.startswith(("<", *_LIBRARIES)):

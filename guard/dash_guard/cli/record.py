@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from dash_inductor.cli import outputs
 from dash_inductor.errors import ArgumentError, DashError
 
 from ..recorder.start import VARIABLE
@@ -22,9 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise ArgumentError("program", "nothing", "a program with its arguments, after --")
+    outputs.check_folder("folder", arguments.folder)
     folder = arguments.folder.absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ArgumentError("folder", str(folder), "a folder, which is made if it is not there")
     if any(folder.glob("rank*.dash")):
         raise DashError(f"{folder} has a recording already: name another folder, or remove it")
     try:

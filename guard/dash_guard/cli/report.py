@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dash_inductor.cli import outputs
-from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.errors import DashError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..report import page, pictures, report
 
     outputs.check("html", arguments.html)
-    if arguments.pictures is not None and arguments.pictures.exists() and not arguments.pictures.is_dir():
-        raise ArgumentError("pictures", str(arguments.pictures), "a folder, which is made if it is not there")
+    outputs.check_folder("pictures", arguments.pictures)
     found = report.load(arguments.folder)
     if arguments.html is not None:
         outputs.write(arguments.html, page.html(found))

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from dash_inductor.cli import outputs
@@ -20,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", action="store_true", dest="module", help="run a module, as python -m does")
     parser.add_argument("script", help="the script, or the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error, also of the script"
+    parser.epilog = (
+        "exit status: 0 equal, 1 diverged, 2 not comparable, or an error, also of the script, 130 interrupted"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,11 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
     outputs.check("html", arguments.html)
-    if arguments.folder is not None and arguments.folder.exists() and not arguments.folder.is_dir():
-        raise ArgumentError("folder", str(arguments.folder), "a folder, which is made if it is not there")
+    outputs.check_folder("folder", arguments.folder)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
-    status = compare.show(verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True)), arguments)
-    if arguments.folder is None and status == 0:
-        shutil.rmtree(folder)
-    return status
+    kept = arguments.folder is not None
+    try:
+        result = verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True))
+        kept = kept or result.exit_code != 0
+    finally:
+        if not kept:
+            shutil.rmtree(folder)
+    if not kept:
+        result = replace(result, a="run 1 of 2, not kept", b="run 2 of 2, not kept")
+    return compare.show(result, arguments)

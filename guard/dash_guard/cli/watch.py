@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dash_inductor.cli import outputs
 from dash_inductor.errors import ArgumentError
 
 
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise ArgumentError("program", "nothing", "a program with its arguments, after --")
+    outputs.check_folder("folder", arguments.folder)
     return Wrapper(
         program,
         arguments.folder,

@@ -76,9 +76,9 @@ class Wrapper:
         self._failing = SEVERITIES[fail_on] if fail_on is not None else ()
         self._program, self._folder, self._strict = list(program), folder.absolute(), strict
         self._settings = os.environ.get(VARIABLE, "") if settings is None else ",".join(settings)
-        parse(self._settings)
-        self._join = parse_address(join) if join else None
-        self._listen = parse_address(listen) if listen else ("127.0.0.1", 0)
+        parse(self._settings, VARIABLE if settings is None else "set")
+        self._join = parse_address(join, "join") if join else None
+        self._listen = parse_address(listen, "listen") if listen else ("127.0.0.1", 0)
         secret = wire.secret_of(os.environ)
         outside = self._join or self._listen
         if secret is None and not is_loopback(outside[0]):
@@ -97,7 +97,7 @@ class Wrapper:
         if metrics is not None:
             from .metrics import Metrics
 
-            self._metrics = Metrics(parse_address(metrics))
+            self._metrics = Metrics(parse_address(metrics, "metrics"))
 
     def run(self) -> int:
         """Run the program to its end, and watch it.

@@ -31,8 +31,12 @@ def check(numbers: Mapping[str, object], on_confirmed: object) -> None:
         raise ArgumentError("on_confirmed", on_confirmed, _ON_CONFIRMED)
 
 
-def parse(text: str) -> tuple[dict[str, int], OnConfirmed]:
+def parse(text: str, name: str = VARIABLE) -> tuple[dict[str, int], OnConfirmed]:
     """Parse a text of settings, ``NAME=VALUE`` separated by commas; settings that it does not name get their defaults.
+
+    Args:
+        text: the settings.
+        name: what gives them, for errors.
 
     Returns:
         The numeric settings, and `on_confirmed`.
@@ -42,10 +46,13 @@ def parse(text: str) -> tuple[dict[str, int], OnConfirmed]:
     """
     given: dict[str, object] = {**DEFAULTS, "on_confirmed": "warn"}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition("=")
-        if name not in given:
-            raise ArgumentError(VARIABLE, part, f"NAME=VALUE of {', '.join(given)}, separated by commas")
-        given[name] = int(value) if value.isdecimal() and len(value) < 12 else value
+        setting, _, value = part.partition("=")
+        if setting not in given:
+            raise ArgumentError(name, part, f"NAME=VALUE of {', '.join(given)}, separated by commas")
+        given[setting] = int(value) if value.isdecimal() and len(value) < 12 else value
     on_confirmed = given.pop("on_confirmed")
-    check(given, on_confirmed)
+    try:
+        check(given, on_confirmed)
+    except ArgumentError as error:
+        raise ArgumentError(name, f"{error.name}={error.value}", error.allowed) from error
     return cast("dict[str, int]", given), cast("OnConfirmed", on_confirmed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ def verify(arguments: Sequence[str], folder: Path, say: Callable[[str], None] = 
         say: is called with a line about each run.
 
     Raises:
+        KeyboardInterrupt: this process or a run was interrupted.
         ScriptError: a run failed, or left no recording.
         RecordingError: the folder has recordings already, or one cannot be read.
     """
@@ -43,6 +45,8 @@ def _run(arguments: Sequence[str], folder: Path) -> None:
         raise ScriptError(f"{folder} has a recording already: name another folder, or remove it")
     environment = {**os.environ, VARIABLE: str(folder.resolve())}
     status = subprocess.run([sys.executable, *arguments], env=environment, stdout=sys.stderr, check=False).returncode
+    if status in (-signal.SIGINT, 128 + signal.SIGINT):  # of a script, and of a shell or a launcher
+        raise KeyboardInterrupt
     if status:
         raise ScriptError(f"{' '.join(arguments)} ended with exit status {status}")
     if not any(folder.glob("rank*.dash")):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dash_inductor.errors import ArgumentError
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse HOST:PORT, with an IPv6 address in brackets.
+def parse_address(text: str, name: str = "address") -> tuple[str, int]:
+    """Parse HOST:PORT, with an IPv6 address in brackets; `name` is what gives it, for errors.
 
     Returns:
         Host and port; an empty host means 127.0.0.1.
@@ -16,7 +16,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ArgumentError("address", text, "HOST:PORT")
+        raise ArgumentError(name, text, "HOST:PORT")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 

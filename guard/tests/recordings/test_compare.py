@@ -276,6 +276,7 @@ def test_verify_runs_a_script_twice(tmp_path: Path) -> None:
     assert equal.stdout.startswith("The runs are equal: 3 steps of 1 rank, bit by bit")
     assert equal.stderr.count("the script's own words") == 2
     assert not list((tmp_path / "temporary").glob("dash-inductor-verify-*"))
+    assert "dash-inductor-verify-" not in equal.stdout  # no folder that is not there
     diverged = verify(tmp_path, "--json", "--folder", "kept", "-m", "script")
     assert diverged.returncode == 1, diverged.stderr
     content = json.loads(diverged.stdout)
@@ -284,6 +285,17 @@ def test_verify_runs_a_script_twice(tmp_path: Path) -> None:
     again = verify(tmp_path, "--folder", "kept", "script.py")
     assert again.returncode == 2
     assert "has a recording already" in again.stderr
+
+
+def test_verify_that_is_interrupted(tmp_path: Path) -> None:
+    """Control-C reaches the script too, which is not to blame; nothing is left behind."""
+    lines = "import os, signal, sys, time", "os.kill(getattr(os, sys.argv[1])(), signal.SIGINT)", "time.sleep(60)"
+    (tmp_path / "script.py").write_text("\n".join(lines), encoding="utf-8")
+    for who in ("getpid", "getppid"):
+        result = verify(tmp_path, "script.py", who)
+        assert (result.returncode, result.stderr.splitlines()[-1]) == (130, "dash-guard verify: interrupted")
+        assert "exit status" not in result.stderr
+        assert not list((tmp_path / "temporary").glob("dash-inductor-verify-*"))
 
 
 def test_verify_of_a_script_that_imports_dash_guard_itself(tmp_path: Path) -> None:
