@@ -1,13 +1,14 @@
 """The operators that list the q tiles of documents for Hopper forwards.
 
     document_tiles(extras, rows, mask, plan) -> Tensor
-    document_tiles_of_mask(segment_ids, mask, plan) -> Tensor[]
+    document_tiles_of_mask(numbers, mask, plan) -> Tensor[]
 
 The results are the work list of `schedule.document_tiles`, as `kernels.common.document_tiles.build` describes it for
-packed documents, and the results of `build_by_mask` for a mask of segment ids.  The operators are separate graph nodes,
+packed documents, and the results of `build_by_mask` for a mask that names them.  The operators are separate graph nodes,
 so that all layers with the same documents share them.  `extras` holds the tensors to which the mask refers by index;
 `mask` and `plan` are texts (`model.Mask`, `model.Plan`); rows: the padded rows of the mask (`model.VarlenLayout`);
-segment_ids: the vectors of queries of `mask_tables`.
+numbers: of each token the first one of its document, [batch, tokens] or, as the vectors of queries of `mask_tables`,
+[batch, 1, tokens].
 
 Importing this module imports torch and defines the operators.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define("document_tiles(Tensor[] extras, SymInt rows, str mask, str plan) -> Tensor")
 
-_lib.define("document_tiles_of_mask(Tensor segment_ids, str mask, str plan) -> Tensor[]")
+_lib.define("document_tiles_of_mask(Tensor numbers, str mask, str plan) -> Tensor[]")
 
 document_tiles = torch.ops.dash_inductor.document_tiles.default
 document_tiles_of_mask = torch.ops.dash_inductor.document_tiles_of_mask.default
@@ -69,30 +70,34 @@ def _run(extras: list[Tensor], *arguments: Any) -> Tensor:
     return (_on_cuda if extras[0].is_cuda else _on_cpu)(extras, *arguments)
 
 
-def _fake_of_mask(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+def _fake_of_mask(numbers: Tensor, mask: str, plan: str) -> list[Tensor]:
     from ..kernels.common.document_tiles import shapes_by_mask
 
-    batch, _, length = segment_ids.shape
-    return [segment_ids.new_empty(shape) for shape in shapes_by_mask(batch, length, _tiles(plan))]
+    shapes = shapes_by_mask(numbers.shape[0], numbers.shape[-1], _tiles(plan))
+    return [numbers.new_empty(shape, dtype=torch.int32) for shape in shapes]
 
 
-def _of_mask_on_cpu(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+def _of_tokens(numbers: Tensor) -> Tensor:
+    return numbers.squeeze(1) if numbers.dim() == 3 else numbers
+
+
+def _of_mask_on_cpu(numbers: Tensor, mask: str, plan: str) -> list[Tensor]:
     from ..kernels.common.document_tiles import reference_by_mask
 
-    return [*reference_by_mask(segment_ids, Mask.parse(mask).band, _tiles(plan))]
+    return [*reference_by_mask(_of_tokens(numbers), Mask.parse(mask).band, _tiles(plan))]
 
 
-def _of_mask_on_cuda(segment_ids: Tensor, mask: str, plan: str) -> list[Tensor]:
+def _of_mask_on_cuda(numbers: Tensor, mask: str, plan: str) -> list[Tensor]:
     from ..kernels.common import document_tiles as built
 
     def first(notes: Notes) -> Sequence[Tensor]:
-        return built.build_by_mask(segment_ids, Mask.parse(mask).band, _tiles(plan), notes)
+        return built.build_by_mask(_of_tokens(numbers), Mask.parse(mask).band, _tiles(plan), notes)
 
-    return built.CALLS.call((mask, plan), [segment_ids], first)
+    return built.CALLS.call((mask, plan), [numbers], first)
 
 
-def _run_of_mask(segment_ids: Tensor, *texts: str) -> list[Tensor]:
-    return (_of_mask_on_cuda if segment_ids.is_cuda else _of_mask_on_cpu)(segment_ids, *texts)
+def _run_of_mask(numbers: Tensor, *texts: str) -> list[Tensor]:
+    return (_of_mask_on_cuda if numbers.is_cuda else _of_mask_on_cpu)(numbers, *texts)
 
 
 for _operator, _fakes, _cpu, _cuda, _direct in (

@@ -2,11 +2,13 @@
 
 Note [Documents of a mask]
     Documents of packed operators are known to be sequences of neighbouring tokens.  A mask of segment ids says so only
-    at run time.  A batch element in which no id comes back after another one is a sequence of documents, too, and its
-    q tiles go into a work list as those of packed documents do.  Any other batch element, and one with very short
+    at run time, and so does a causal mask that hides the keys before a number of the query, the first token of its
+    document.  Let the *number* of a token be this number or, of segment ids, the first token with the same id.  If the
+    number changes only at tokens that have themselves as number, a batch element is a sequence of documents, too, and
+    its q tiles go into a work list as those of packed documents do.  Any other batch element, and one with very short
     documents (`schedule.document_tiles.most_q_tiles`), is computed by lists of kv tiles.  A forward launches a kernel
     for each of the two; where one has no batch element, it ends at once.  Which of them computes a batch element
-    depends on the segment ids of this element alone, so that its bits are the same in any batch.
+    depends on the mask of this element alone, so that its bits are the same in any batch.
 """
 
 from __future__ import annotations
@@ -44,15 +46,20 @@ CALLS = LaunchLists()
 def has_documents(spec: AttentionSpec) -> bool:
     """Returns whether a call's mask may be computed by its documents, see Note [Documents of a mask].
 
-    Its one component must be segment ids, the same for queries and keys, which makes as many of both; and the band must
-    let every token see itself.  Dropout and sinks read the rows of the mask, so calls with them are left to lists.
+    Its one component must be segment ids, the same for queries and keys, which makes as many of both, or lower bounds
+    of the positions of keys; and the band must let every token see itself and, beside bounds, no later one.  Dropout
+    and sinks read the rows of the mask, so calls with them are left to lists.
     """
     mask, band = spec.mask, spec.mask.band
-    segments = mask.segments
-    if segments is None or len(mask.components) > 1 or segments.varlen_layout is not None:
+    segments, interval = mask.segments, mask.interval
+    if len(mask.components) != 1 or spec.given:
         return False
-    sees_itself = (band.lo is None or band.lo <= 0) and (band.hi is None or band.hi >= 0)
-    return segments.q == segments.kv and sees_itself and not spec.given
+    if interval is not None:
+        first_tokens = interval.lo is not None and interval.hi is None and interval.number is None
+        return first_tokens and band.anchor == "top_left" and band.lo == 0 and (band.hi is None or band.hi >= 0)
+    if segments is None or segments.varlen_layout is not None or segments.q != segments.kv:
+        return False
+    return (band.lo is None or band.lo <= 0) and (band.hi is None or band.hi >= 0)
 
 
 def size(rows: int) -> tuple[int, int]:
@@ -126,11 +133,11 @@ def _slots(length: Any, tiles: Tiles) -> Any:
     return 2 * ((length + tiles.block_q - 1) // tiles.block_q)
 
 
-def build_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | None = None) -> tuple[Tensor, Tensor]:
-    """Builds the work list of the documents of a mask, on the device of the segment ids.
+def build_by_mask(numbers: Tensor, band: Band, tiles: Tiles, notes: Notes | None = None) -> tuple[Tensor, Tensor]:
+    """Builds the work list of the documents of a mask, on the device of the numbers.
 
     Args:
-        segment_ids: int32 [batch, 1, tokens], contiguous: of each token the first token with the same id.
+        numbers: int32 or int64 [batch, tokens], any strides, any values: those of Note [Documents of a mask].
         band: the band of the mask, which lets every token see itself.
         tiles: those of the forward.
         notes: records the allocations and launches, for a replay.
@@ -139,25 +146,25 @@ def build_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | 
         The list, as `build` returns it, with room for `most_q_tiles`; and int32 [1 + batch]: how many batch elements
         are not in the list, and their indices; what is behind them is undefined.
     """
-    (batch, _, length), notes = segment_ids.shape, notes or Notes([])
+    (batch, length), notes = numbers.shape, notes or Notes([])
     band = band.resolve(length, length)
     lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
     slots = _slots(length, tiles)
 
     def new(*shape: int) -> Tensor:
-        if not segment_ids.is_cuda:
-            return torch.empty(shape, dtype=torch.int32, device=segment_ids.device)
+        if not numbers.is_cuda:
+            return torch.empty(shape, dtype=torch.int32, device=numbers.device)
         return notes.allocate(shape, dense_strides(shape, range(len(shape))), torch.int32)
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        notes.launched(launch_kernel(kernel, segment_ids.device, grid, *arguments, **constants), arguments)
+        notes.launched(launch_kernel(kernel, numbers.device, grid, *arguments, **constants), arguments)
 
-    with torch.cuda.device(segment_ids.device) if segment_ids.is_cuda else nullcontext():
+    with torch.cuda.device(numbers.device) if numbers.is_cuda else nullcontext():
         documents, counts = new(batch, slots, document_tiles.DOCUMENT), new(batch, 2)
         entries, steps = new(batch * slots, WORDS), new(batch * slots)
         found, elements = (new(*shape) for shape in shapes_by_mask(batch, length, tiles))
         launch(
-            document_tiles.find_documents, (batch,), segment_ids, documents, counts, length, slots,
+            document_tiles.find_documents, (batch,), numbers, documents, counts, *numbers.stride(), length, slots,
             warps=8, CONSUMERS=tiles.block_q // ROW_BLOCK, ROW_BLOCK=ROW_BLOCK, BLOCK=TOKENS,
         )  # fmt: skip
         launch(
@@ -171,20 +178,22 @@ def build_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles, notes: Notes | 
     return found, elements
 
 
-def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def reference_by_mask(numbers: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """As `build_by_mask`, in plain Python from the definition, with zeros behind what is defined: for the CPU and for
     tests.
     """
-    batch, _, length = segment_ids.shape
+    batch, length = numbers.shape
     found, elements = list[tuple[int, int, int, int]](), list[int]()
-    rows: list[list[int]] = segment_ids[:, 0].tolist()
-    for b, ids in enumerate(rows):
-        lengths = [(token, len([*run])) for token, run in itertools.groupby(ids)]
+    rows: list[list[int]] = numbers.tolist()
+    for b, row in enumerate(rows):
+        lengths = [(number, len([*run])) for number, run in itertools.groupby(row)]
+        begins = itertools.accumulate((tokens for _, tokens in lengths), initial=0)
+        returns = any(number != begin for (number, _), begin in zip(lengths, begins, strict=False))
         needed = sum(-(-tokens // tiles.block_q) for _, tokens in lengths)
-        if len({*ids}) < len(lengths) or needed > _slots(length, tiles):
+        if returns or needed > _slots(length, tiles):
             elements.append(b)
         else:
-            found += [(token, token, tokens, b) for token, tokens in lengths]
+            found += [(begin, begin, tokens, b) for begin, tokens in lengths]
     problem = Problem(band, length, length, ROW_BLOCK, tiles.block_kv)
     entries = q_tiles(found, problem, tiles.block_q // ROW_BLOCK)
     listed = [QTile(len(entries), 0, 0, 0), *entries]
@@ -193,7 +202,7 @@ def reference_by_mask(segment_ids: Tensor, band: Band, tiles: Tiles) -> tuple[Te
     for values, shape in zip(both, shapes_by_mask(batch, length, tiles), strict=True):
         result = torch.zeros(shape, dtype=torch.int32)
         result[: len(values)] = torch.tensor(values, dtype=torch.int32)
-        results.append(result.to(segment_ids.device))
+        results.append(result.to(numbers.device))
     return results[0], results[1]
 
 

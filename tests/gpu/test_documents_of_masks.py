@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.model import AttentionSpec, Band, Mask, Operand, Segments
+from dash_inductor.model.components import Interval
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.document_tiles import document_tiles_of_mask
 from dash_inductor.operators.mask_tables import mask_tables
@@ -34,7 +35,10 @@ Results = list[Tensor]
 
 @dataclass(frozen=True)
 class Call:
-    """A forward whose batch elements have documents of these kinds, see `table_words.documents_of_masks`."""
+    """A forward whose batch elements have documents of these kinds, see `table_words.documents_of_masks`.
+
+    Its mask has segment ids or, with `bounds`, lower bounds of keys.
+    """
 
     kinds: tuple[str, ...]
     band: Band = CAUSAL
@@ -44,11 +48,12 @@ class Call:
     kv_heads: int = 2
     order: tuple[int, ...] = (0, 2, 1, 3)
     seed: int = 0
+    bounds: bool = False
 
     @property
     def spec(self) -> AttentionSpec:
-        segments = Segments(Operand(0), Operand(0))
-        return AttentionSpec(Mask(self.band, segments), self.dims[0] ** -0.5, orders=(self.order,))
+        component = Interval(Operand(0), None) if self.bounds else Segments(Operand(0), Operand(0))
+        return AttentionSpec(Mask(self.band, component), self.dims[0] ** -0.5, orders=(self.order,))
 
     @property
     def plan(self) -> Plan:
@@ -56,7 +61,7 @@ class Call:
         return Plan("hopper", "ascending", "hopper", Tiles(64, 128, 8, 2), forward_tiles=tiles)
 
     def ids(self) -> Tensor:
-        return documents_of_masks(random.Random(self.seed), self.kinds, self.length)[:, 0].cuda()
+        return documents_of_masks(random.Random(self.seed), self.kinds, self.length).cuda()
 
     def tensors(self) -> list[Tensor]:
         generator = torch.Generator("cuda").manual_seed(self.seed)
@@ -72,8 +77,8 @@ class Call:
         """The ids and what the kernels read; without `documents` all is computed by lists."""
         mask, plan, heads = str(self.spec.mask), str(self.plan), self.kv_heads * self.group
         tables = mask_tables([ids], self.length, self.length, len(ids), heads, self.kv_heads, mask, plan)
-        found = [ids, *tables[:5]]
-        return [*found, *document_tiles_of_mask(tables[0], mask, plan)] if documents else found
+        found = [ids, *(tables[i] for i in range(5) if i != 1 or not self.bounds)]
+        return [*found, *document_tiles_of_mask(ids if self.bounds else tables[0], mask, plan)] if documents else found
 
     def run(
         self, tensors: Sequence[Tensor], ids: Tensor, *, ctas: int | None = None, documents: bool = True
@@ -87,7 +92,10 @@ class Call:
         shown = torch.ones(self.length, self.length, dtype=torch.bool)
         shown &= distance >= self.band.lo if self.band.lo is not None else True
         shown &= distance <= self.band.hi if self.band.hi is not None else True
-        return shown.cuda() & (ids[:, :, None] == ids[:, None])
+        by_data = (
+            torch.arange(self.length).cuda() >= ids[:, :, None] if self.bounds else ids[:, :, None] == ids[:, None]
+        )
+        return shown.cuda() & by_data
 
     def exact(self, tensors: Sequence[Tensor], ids: Tensor) -> Results:
         q, k, v = (t.double() for t in tensors)
@@ -115,6 +123,22 @@ def test_values(dims: tuple[int, int], band: Band) -> None:
             .permute([order.index(d) for d in range(4)])
             .stride()
         )
+
+
+@pytest.mark.parametrize("band", [CAUSAL, Band(0, 200)], ids=str)
+def test_lower_bounds_of_keys(band: Band) -> None:
+    """The first token of the query's document as a bound: where these are documents, the bits of segment ids."""
+    call = Call(
+        ("documents", "one document", "numbers of other tokens", "single tokens", "documents"), band, bounds=True
+    )
+    tensors, ids = call.tensors(), call.ids()
+    found = call.run(tensors, ids)
+    for ours, true, tolerance in zip(found, call.exact(tensors, ids), (2e-2, 2e-3), strict=True):
+        assert float((ours.double() - true).abs().max()) <= tolerance
+    by_segments = replace(call, bounds=False).run(tensors, ids)
+    for b in (0, 1, 3, 4):
+        assert same([t[b] for t in found], [t[b] for t in by_segments]), b
+    assert not same([t[0] for t in found], [t[0] for t in call.run(tensors, ids, documents=False)])
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)

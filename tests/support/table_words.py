@@ -147,10 +147,14 @@ def same_work_lists(rng: random.Random, device: str = "cpu") -> None:
 
 
 BATCHES = ("documents", "one document", "ids that return", "single tokens", "short documents")
+OTHERS = ("any numbers", "numbers of other tokens")
+"""Further batch elements of numbers that are not those of segment ids."""
 
 
 def documents_of_masks(rng: random.Random, kinds: Sequence[str], length: int) -> Tensor:
-    """Segment ids of a batch element of each kind: int32 [batch, 1, length], the first token with the same id."""
+    """The numbers of a batch element of each kind (Note [Documents of a mask]), int32 [batch, length]: of segment ids
+    the first token with the same id.
+    """
     found = []
     for kind in kinds:
         lengths = {"one document": [length], "single tokens": [1] * length}.get(kind)
@@ -161,15 +165,23 @@ def documents_of_masks(rng: random.Random, kinds: Sequence[str], length: int) ->
         numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[:length]
         if kind == "ids that return":
             numbers = numbers % rng.choice((2, 3))
-        found.append((numbers == numbers[:, None]).int().argmax(1))
-    return torch.stack(found).int()[:, None]
+        first = (numbers == numbers[:, None]).int().argmax(1)
+        if kind in OTHERS:
+            first = first - 1 if kind == "any numbers" else torch.roll(first, 1)
+        found.append(first)
+    return torch.stack(found).int()
 
 
 def same_work_lists_of_masks(rng: random.Random, device: str = "cpu", length: int = 700) -> None:
     """The work list that kernels build for the documents of a mask is that of the definition."""
     band = rng.choice((Band(), Band(0), Band(0, 99), Band(-70, 300), Band(None, 10), Band(0, None, "bottom_right")))
-    kinds = [rng.choice(BATCHES) for _ in range(rng.choice((1, 3, 9)))]
+    kinds = [rng.choice(BATCHES + OTHERS) for _ in range(rng.choice((1, 3, 9)))]
     ids = documents_of_masks(rng, kinds, rng.choice((1, 64, 129, rng.randrange(1, length)))).to(device)
+    ids = ids.to(rng.choice((torch.int32, torch.int64))).repeat_interleave(2, 1)[:, :: rng.choice((2, 1))][
+        :, : ids.shape[1]
+    ]
+    if rng.random() < 0.3:
+        ids = torch.where(ids == 0, ids, ids + (1 << 32)) if ids.dtype == torch.int64 else ids
     tiles = Tiles(ROW_BLOCK * rng.choice((2, 3)), rng.choice((64, 128)), 8, 2)
     made = [make(ids, band, tiles) for make in (work_lists.build_by_mask, work_lists.reference_by_mask)]
     for found, expected in zip(*made, strict=True):

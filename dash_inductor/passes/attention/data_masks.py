@@ -2,8 +2,8 @@
 
 The tables (which tile pairs to visit, in which order) are computed on the device by one node,
 `dash_inductor::mask_tables`, which all layers with the same mask share.  The forward of packed documents reads a work
-list instead, the result of `dash_inductor::document_tiles`; that of segment ids reads both, see Note [Documents of a
-mask] in `kernels.common.document_tiles`.
+list instead, the result of `dash_inductor::document_tiles`; that of a mask that may name documents reads both, see Note
+[Documents of a mask] in `kernels.common.document_tiles`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...graph import sizes
 from ...graph.emit import Emitter
 from ...kernels.common.document_tiles import has_documents
 from ...kernels.common.mask_data import MaskTables
@@ -44,7 +45,7 @@ class MaskTableNodes:
         emitter: inserts the nodes.
         arguments: those of the `dash_inductor::mask_tables` node, whose outputs are the tables that kernels read.
         traits: the specialization key of the attention's kernels, which determines the tables that they read.
-        documents: whether the forward computes documents of segment ids by a work list where it can.
+        documents: whether the forward computes documents by a work list where the mask names some.
     """
 
     emitter: Emitter
@@ -75,7 +76,9 @@ class MaskTableNodes:
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads
         arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
-        return MaskTableNodes(emitter, arguments, site.spec.traits, has_documents(site.spec.of_forward))
+        lengths = (of.node.meta["val"].shape[of.dim(2)] for of in (query, key))
+        documents = has_documents(site.spec.of_forward) and sizes.same(*lengths)
+        return MaskTableNodes(emitter, arguments, site.spec.traits, documents)
 
     def _call(self, target: OpOverload, arguments: tuple[Any, ...], before: Node) -> Node:
         """Returns the node of a call on the mask's tensors: that of an earlier layer with this mask, or a new one."""
@@ -96,8 +99,9 @@ class MaskTableNodes:
         tables = self._all(("keys_seen", "counts", "row_steps"), before)
         if not self.documents:
             return tables
-        *_, mask, plan = self.arguments
-        tiles = self._call(document_tiles_of_mask, (self.result("q_vectors", before), mask, plan), before)
+        operands, *_, mask, plan = self.arguments
+        numbers = self.result("q_vectors", before) if self.traits.has("segments") else operands[0]
+        tiles = self._call(document_tiles_of_mask, (numbers, mask, plan), before)
         results = [self.emitter.shared(operator.getitem, (tiles, i), {}, before=before, like=tiles) for i in range(2)]
         return tables + results
 

@@ -4,7 +4,7 @@ The padded rows of packed documents are cut into *slots* of ALIGNMENT rows, each
 document has at most one q tile per slot, so slot i of a document stands for its q tile i, counted from the end.
 `measure_documents` computes the entries of all slots, and `order_q_tiles` puts those that exist into the list.
 
-The documents of a mask of segment ids begin anywhere.  `find_documents` finds them in each batch element, which has a
+The documents of a mask begin anywhere.  `find_documents` finds them in each batch element, which has a
 number of slots of its own, and `measure_documents_of_mask` gives the documents as many of them as they have q tiles.
 
 All arithmetic is on integers, and no program reads what another program of the same kernel writes.
@@ -89,17 +89,17 @@ def _largest(a, b):
 
 @triton.jit(do_not_specialize=["length", "slots"])
 def find_documents(
-    SEGMENT_IDS, DOCUMENTS, COUNTS, length, slots,
+    NUMBERS, DOCUMENTS, COUNTS, numbers_b, numbers_i, length, slots,
     CONSUMERS: tl.constexpr, ROW_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the documents of a batch element, in order, and counts them and their q tiles.
 
-    One program per batch element.  SEGMENT_IDS: int32 [batch, length], of each token the first token with the same id;
-    DOCUMENTS: int32 [batch, slots, DOCUMENT]; COUNTS: int32 [batch, 2], the number of q tiles and of documents, both 0
-    if an id comes back after another one, or if the documents have more than `slots` q tiles.
+    One program per batch element.  NUMBERS: integers [batch, length] with strides numbers_b and numbers_i, see Note
+    [Documents of a mask] in `common.document_tiles`; DOCUMENTS: int32 [batch, slots, DOCUMENT]; COUNTS: int32 [batch,
+    2], the number of q tiles and of documents, both 0 if these are no documents, or have more than `slots` q tiles.
     """
     b = tl.program_id(0).to(tl.int64)
-    ids, found = SEGMENT_IDS + b * length, DOCUMENTS + b * slots * _DOCUMENT
+    numbers, found = NUMBERS + b * numbers_b, DOCUMENTS + b * slots * _DOCUMENT
     begin = 0  # of the last document that has begun
     documents = 0
     q_tiles = 0
@@ -107,9 +107,10 @@ def find_documents(
     for first in range(0, length, BLOCK):
         tokens = first + tl.arange(0, BLOCK)
         inside = tokens < length
-        own = tl.load(ids + tokens, mask=inside, other=-1)
-        left = tl.load(ids + tokens - 1, mask=inside & (tokens > 0), other=-1)
-        right = tl.load(ids + tokens + 1, mask=tokens + 1 < length, other=-1)
+        places = numbers + tokens.to(tl.int64) * numbers_i
+        own = tl.load(places, mask=inside, other=-1)
+        left = tl.load(places - numbers_i, mask=inside & (tokens > 0), other=-1)
+        right = tl.load(places + numbers_i, mask=tokens + 1 < length, other=-1)
         begins = inside & ((tokens == 0) | (own != left))
         ends = inside & ((tokens + 1 == length) | (own != right))
         returns += tl.sum((begins & (own != tokens)).to(tl.int32), 0)

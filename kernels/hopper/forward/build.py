@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from ....errors import ArgumentError
+from ....model.components import Segments
 from ....model.plan import Tiles
 from ....model.site import DType, Site
 from ....model.traits import Traits
@@ -109,8 +110,9 @@ class Specialisation:
         return replace(found, short=short)
 
     def by_documents(self) -> Specialisation:
-        """Returns the specialisation for the documents of a mask of segment ids: that of packed documents."""
-        return Specialisation(self.dtype, self.head_dim, self.value_dim, replace(self.traits, varlen=True), True)
+        """Returns the specialisation for the documents of a mask: that of packed documents."""
+        traits = replace(self.traits, components=(Segments.NAME,), varlen=True)
+        return Specialisation(self.dtype, self.head_dim, self.value_dim, traits, True)
 
     @property
     def config(self) -> ForwardConfig:

@@ -127,6 +127,8 @@ def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], 
     if data is not None and places is not None:
         about_data = data.arguments(places, data.check(work, of.layout, device), of_extras)
         of = replace(of, elements=data.elements is not None)
+        if of.elements and work.q_len != work.kv_len:
+            raise ArgumentError("query, key", (work.q_len, work.kv_len), "equal lengths with a work list of documents")
     layout, padding = spec.mask.varlen_layout, None
     if layout is not None:
         counts = of_extras[layout.token_count.index]

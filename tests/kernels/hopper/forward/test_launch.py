@@ -341,13 +341,14 @@ def test_data_from_the_operators_extras() -> None:
     assert of("keys(1) & dense(0)", 6) == (None, None, *t[2:6], *nothing[1:])
     assert of("causal & segments(0,1):varlen(2,3)", 5) == (*[None] * 6, t[4], t[3], None)
     assert of("causal & segments(0,0)", 6) == (*t[1:6], *nothing)
+    assert of("causal & interval(0,none,none)", 7) == (t[1], None, *t[2:5], None, t[5], None, t[6])
     assert of("causal & segments(0,0)", 8) == (*t[1:6], None, t[6], None, t[7])
     assert of("causal & interval(0,none,none)", 5) == (t[1], None, *t[2:5], *nothing)
     assert of("segments(0,0) & interval(none,1,1)", 7) == (*t[2:7], *nothing)
     cases: list[tuple[str, int, int | None]] = [("keys(0)", 1, None), ("keys(0)", 5, None), ("dense(0)", 6, None)]
     cases += [("interval(0,none,none)", 4, None), ("interval(none,0,1)", 6, None)]
     cases += [("causal & segments(0,0)", 7, None), ("segments(0,1)", 9, None), ("segments(0,0)", 9, 1)]
-    cases += [("band(1,none) & segments(0,0)", 8, None)]
+    cases += [("band(1,none) & segments(0,0)", 8, None), ("interval(0,none,none)", 7, None)]
     for mask, count, seed in (*cases, ("keys(0)", 6, 1), ("dense(0)", 4, 1), ("segments(0,1):varlen(2,3)", 8, None)):
         with pytest.raises(ArgumentError, match="extras"):
             of(mask, count, seed)
