@@ -92,10 +92,8 @@ class Call:
         shown = torch.ones(self.length, self.length, dtype=torch.bool)
         shown &= distance >= self.band.lo if self.band.lo is not None else True
         shown &= distance <= self.band.hi if self.band.hi is not None else True
-        by_data = (
-            torch.arange(self.length).cuda() >= ids[:, :, None] if self.bounds else ids[:, :, None] == ids[:, None]
-        )
-        return shown.cuda() & by_data
+        keys = torch.arange(self.length).cuda()
+        return shown.cuda() & (keys >= ids[:, :, None] if self.bounds else ids[:, :, None] == ids[:, None])
 
     def exact(self, tensors: Sequence[Tensor], ids: Tensor) -> Results:
         q, k, v = (t.double() for t in tensors)
@@ -128,9 +126,8 @@ def test_values(dims: tuple[int, int], band: Band) -> None:
 @pytest.mark.parametrize("band", [CAUSAL, Band(0, 200)], ids=str)
 def test_lower_bounds_of_keys(band: Band) -> None:
     """The first token of the query's document as a bound: where these are documents, the bits of segment ids."""
-    call = Call(
-        ("documents", "one document", "numbers of other tokens", "single tokens", "documents"), band, bounds=True
-    )
+    kinds = "documents", "one document", "any numbers", "single tokens", "documents"
+    call = Call(kinds, band, bounds=True)
     tensors, ids = call.tensors(), call.ids()
     found = call.run(tensors, ids)
     for ours, true, tolerance in zip(found, call.exact(tensors, ids), (2e-2, 2e-3), strict=True):

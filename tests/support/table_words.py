@@ -177,11 +177,10 @@ def same_work_lists_of_masks(rng: random.Random, device: str = "cpu", length: in
     band = rng.choice((Band(), Band(0), Band(0, 99), Band(-70, 300), Band(None, 10), Band(0, None, "bottom_right")))
     kinds = [rng.choice(BATCHES + OTHERS) for _ in range(rng.choice((1, 3, 9)))]
     ids = documents_of_masks(rng, kinds, rng.choice((1, 64, 129, rng.randrange(1, length)))).to(device)
-    ids = ids.to(rng.choice((torch.int32, torch.int64))).repeat_interleave(2, 1)[:, :: rng.choice((2, 1))][
-        :, : ids.shape[1]
-    ]
-    if rng.random() < 0.3:
-        ids = torch.where(ids == 0, ids, ids + (1 << 32)) if ids.dtype == torch.int64 else ids
+    step = rng.choice((1, 2))
+    ids = ids.to(rng.choice((torch.int32, torch.int64))).repeat_interleave(step, 1)[:, ::step]
+    if ids.dtype == torch.int64 and rng.random() < 0.3:
+        ids = ids + (1 << 32)  # no tokens, although their lower halves are
     tiles = Tiles(ROW_BLOCK * rng.choice((2, 3)), rng.choice((64, 128)), 8, 2)
     made = [make(ids, band, tiles) for make in (work_lists.build_by_mask, work_lists.reference_by_mask)]
     for found, expected in zip(*made, strict=True):
