@@ -5,10 +5,11 @@
 
 The results are the work list of `schedule.document_tiles`, as `kernels.common.document_tiles.build` describes it for
 packed documents, and the results of `build_by_mask` for a mask that names them.  The operators are separate graph
-nodes, so that all layers with the same documents share them.  `extras` holds the tensors to which the mask refers by index;
-`mask` and `plan` are texts (`model.Mask`, `model.Plan`); rows: the padded rows of the mask (`model.VarlenLayout`);
-numbers: of each token the first one of its document, [batch, tokens] or, as the vectors of queries of `mask_tables`,
-[batch, 1, tokens].
+nodes, so that all layers with the same documents share them.
+
+`extras` holds the tensors to which the mask refers by index; `mask` and `plan` are texts (`model.Mask`, `model.Plan`);
+rows: the padded rows of the mask (`model.VarlenLayout`); numbers: those of Note [Documents of a mask] in
+`kernels.common.document_tiles`, [batch, tokens] or, as the vectors of queries of `mask_tables`, [batch, 1, tokens].
 
 Importing this module imports torch and defines the operators.
 """

@@ -165,6 +165,7 @@ def test_bits(band: Band) -> None:
 
 
 def test_a_document_has_the_same_bits_at_any_place() -> None:
+    """Beside documents of any values, NaN among them."""
     call = Call(("documents",), length=1000)
     tensors = call.tensors()
     expected = None
@@ -174,6 +175,8 @@ def test_a_document_has_the_same_bits_at_any_place() -> None:
         numbers[:, before + 600 :] += 1
         first = (numbers[0] == numbers[0][:, None]).int().argmax(1)[None].int().cuda()
         moved = [torch.roll(t, before, 2) for t in tensors]
+        for t in moved:
+            t[:, :, :before] = t[:, :, before + 600 :] = torch.nan if before else 3.0
         found = [t[:, :, before : before + 600] for t in call.run(moved, first)]
         expected = expected or found
         assert same(found, expected), before

@@ -63,7 +63,10 @@ PROGRAM = """
     def model(x, ws, data, packed):
         rows = torch.arange(x.shape[1], device=x.device)
         mask = (rows[:, None] >= rows)[None, None]
-        mask = mask & (data[:, None, :, None] == data[:, None, None, :] if packed else data[:, None, None, :] != 0)
+        if packed == "first tokens":
+            mask = mask & (rows >= data[:, None, :, None])
+        else:
+            mask = mask & (data[:, None, :, None] == data[:, None, None, :] if packed else data[:, None, None, :] != 0)
         for w in ws:
             x = layer(x, w, mask)
         return x
@@ -89,6 +92,7 @@ PROGRAM = """
 CASES = [
     ("padded", False, False),
     ("packed", True, False),
+    ("first tokens", "first tokens", False),
     ("padded, dynamic", False, True),
 ]
 
@@ -111,15 +115,15 @@ def compiled() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])
 def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     case = compiled[name]
-    component = "segments(0,0)" if name == "packed" else "keys(0)"
+    component = {"packed": "segments(0,0)", "first tokens": "interval(0,none,none)"}.get(name, "keys(0)")
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [
         ("replaced", f"causal & {component}", "hopper")
     ] * 2
-    schedule = "spt" if name == "packed" else "bent_fold"
+    schedule = "spt" if name in ("packed", "first tokens") else "bent_fold"
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])
     targets = [target for target, _ in case["nodes"]]
     assert targets.count("dash_inductor.mask_tables.default") == 1
-    lists = int(name == "packed")  # of documents
+    lists = int(name in ("packed", "first tokens"))  # of documents
     assert targets.count("dash_inductor.document_tiles_of_mask.default") == lists
     assert targets.count("dash_inductor.attention_forward.default") == 2
     assert targets.count("dash_inductor.attention_backward.default") == 2
