@@ -6,6 +6,7 @@ from torch.fx import Node
 
 from ...graph.nodes import bind
 from .known import Known
+from .labels import Atom, Labels
 from .scores import uncast
 from .value import Value
 
@@ -43,8 +44,10 @@ def quotient(values: Known, node: Node) -> Value | None:
 
 
 def total(values: Known, node: Node, value: Value) -> Value | None:
-    """Return the value of a sum of the gradient of a factor."""
-    args, labels = bind(node), values.atoms.resolved(value.labels)
+    """Return the value of a sum of the gradient of a factor; None if it has been summed to the size of the factor."""
+    args, labels, factor = bind(node), values.atoms.resolved(value.labels), values.scores.factor
+    if factor is None or (value.kind == "dfactor" and _atoms(labels) == _atoms(factor.own(values.atoms))):
+        return None
     dims = args.get("dim") or range(len(labels))
     summed = {dim % len(labels) for dim in ([dims] if isinstance(dims, int) else dims)} if labels else set()
     if args.get("keepdim"):
@@ -52,3 +55,7 @@ def total(values: Known, node: Node, value: Value) -> Value | None:
     else:
         kept = tuple(own for dim, own in enumerate(labels) if dim not in summed)
     return Value("dfactor", kept, value.factor)
+
+
+def _atoms(labels: Labels) -> set[Atom]:
+    return {atom for dimension in labels for atom in dimension}

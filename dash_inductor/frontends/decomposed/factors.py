@@ -69,7 +69,11 @@ def gradients_of_factor(reader: Reader) -> list[TensorFactor]:
     expected = -factor.outside if factor.inverse else factor.outside
     if len(found) != 1 or abs(value.factor - expected) > 1e-5 * abs(expected):
         raise Stuck(found[0], "the gradient of a factor of the scores")
-    if varies is None or varies != _varies(values.atoms.resolved(value.labels), wanted):
+    if varies is None:
+        raise Stuck(
+            factor.node, f"multiplies scores by {factor.tensor.name}, whose gradient is summed over part of a dimension"
+        )
+    if varies != _varies(values.atoms.resolved(value.labels), wanted):
         raise Stuck(found[0], "the gradient of a factor of the scores has not the dimensions of the factor")
     side = _side(reader, factor)
     summed = tuple(place for place, dim in enumerate((0, 1, 2 if side == "query" else 3)) if not varies[dim])
