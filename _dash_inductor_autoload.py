@@ -24,7 +24,6 @@ import _dash_inductor_state as state
 
 _OPERATORS = "torch._ops"
 _INDUCTOR = "torch._inductor.compile_fx"
-_DYNAMO = "torch._dynamo.variables.higher_order_ops"
 _DEFINING = "dash_inductor.operators.", "dash_inductor.passes.ops.operators."  # the modules that define operators
 
 _armed = False
@@ -44,29 +43,53 @@ def autoload() -> None:
         allowed = ", ".join(map(repr, state.BOOLEANS))
         state.give_up(ValueError(f"DASH_INDUCTOR={switch!r} is not allowed: expected one of {allowed}"))
     after_import(_INDUCTOR, _install)
-    after_import(_DYNAMO, _install_before_repeated_arguments)
+    for module, place, needed in _BEFORE:
+        after_import(module, functools.partial(_install_before, module, place, needed))
 
 
-def _install_before_repeated_arguments() -> None:
-    """Install when Dynamo traces an autograd function with one argument twice; Inductor may not be imported by then.
+def _install_before(module: str, place: str, needed: Callable[..., bool]) -> None:
+    """Install when Dynamo traces certain calls; Inductor may not be imported by then.
 
-    What is installed then handles the call, see `dash_inductor.install.repeated_arguments`.
+    What is installed then handles the call, see `dash_inductor.install.repeated_arguments` and `skipped_code`.
+
+    Args:
+        module, place: the method of Dynamo, ``Class.name``, that traces calls.
+        needed: whether a call with these arguments of the method needs what is installed.
     """
-    function: Any = getattr(sys.modules[_DYNAMO], "AutogradFunctionApplyVariable", None)
-    if function is None:
+    kind, _, name = place.partition(".")
+    owner: Any = getattr(sys.modules[module], kind, None)
+    if not hasattr(owner, name):
         return
-    call_function = function.call_function
+    plain = getattr(owner, name)
 
-    @functools.wraps(call_function)
-    def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        repeated = len({id(arg) for arg in args}) < len(args)
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
         deterministic = sys.modules["torch"].are_deterministic_algorithms_enabled()
-        if repeated and deterministic and _INDUCTOR not in sys.modules:
+        if deterministic and _INDUCTOR not in sys.modules and needed(*args):
             importlib.import_module(_INDUCTOR)
-            return function.call_function(self, tx, args, kwargs)
-        return call_function(self, tx, args, kwargs)
+            return getattr(owner, name)(*args, **kwargs)
+        return plain(*args, **kwargs)
 
-    function.call_function = call
+    setattr(owner, name, staticmethod(call) if isinstance(vars(owner).get(name), staticmethod) else call)
+
+
+def _is_repeated(_: Any, tx: Any, args: Any, *rest: Any) -> bool:
+    return len({id(arg) for arg in args}) < len(args)
+
+
+def _is_skipped(variable: Any, *rest: Any) -> bool:
+    return "_torchdynamo_disable" in getattr(variable.value, "__dict__", {})
+
+
+def _is_skipped_method(tx: Any, function: Any, *rest: Any) -> bool:
+    return "_torchdynamo_disable" in getattr(getattr(function, "fn", None), "__dict__", {})
+
+
+_BEFORE = (
+    ("torch._dynamo.variables.higher_order_ops", "AutogradFunctionApplyVariable.call_function", _is_repeated),
+    ("torch._dynamo.variables.functions", "SkipFunctionVariable.call_function", _is_skipped),
+    ("torch._dynamo.symbolic_convert", "InliningInstructionTranslator.build_inline_tracer", _is_skipped_method),
+)
 
 
 def _install() -> None:

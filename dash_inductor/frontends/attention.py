@@ -25,6 +25,7 @@ from ..model.mask import Band
 from ..model.plan import Fallback
 from ..model.reasons import Reason
 from ..records.records import Tensors
+from .factors import NO_FACTORS, FactorGradient, Factors
 
 Axes = Literal["bhsd", "bshd", "thd"]
 """The dimensions of query, key, value, output and their gradients: "bhsd" is [batch, heads, length, head dim], "bshd"
@@ -203,6 +204,7 @@ class Inputs:
         mask_only: why the mask cannot be added to the scores as a bias if it is not recognised as a mask; "" if it can.
         mask_as_floats: what is added to the scores as a bias if the mask is not recognised; None if that is `mask`
             itself.
+        factors: tensors by which query and key are multiplied.
     """
 
     query: View
@@ -222,6 +224,7 @@ class Inputs:
     sinks: Argument | None = None
     mask_only: str = ""
     mask_as_floats: Argument | None = None
+    factors: Factors = NO_FACTORS
 
 
 @dataclass(frozen=True)
@@ -320,6 +323,10 @@ class Backward:
 
             Raises:
                 NotReadable: one of them cannot be computed from the gradient of the bias.
+        factor_gradients: the same for the tensors from which `inputs.factors` are computed.
+
+            Raises:
+                NotReadable: one of them does not follow from the gradients of query and key.
     """
 
     node: Node
@@ -334,6 +341,7 @@ class Backward:
     grad_logsumexp: Gradient | None = None
     merged: tuple[Node, ...] = ()
     tensor_gradients: Callable[[], tuple[TensorGradient, ...]] = tuple
+    factor_gradients: Callable[[], tuple[FactorGradient, ...]] = tuple
 
 
 def _none() -> None:

@@ -2,7 +2,8 @@
 
 The computation of `mask_mod` is inlined into the graph as a mask, which is then read like any other; the tensors of the
 block mask are not read.  A `score_mod` must have one of the forms in `scores`; what it adds to the score is inlined as
-a bias.  Its gradients are taken from PyTorch's joint graph of the score_mod (`score_gradients`).
+a bias, and what it multiplies it by as a factor of query or key.  Its gradients are taken from PyTorch's joint graph of
+the score_mod (`score_gradients`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,11 +24,13 @@ from ..model.mask import Band
 from ..model.plan import Fallback
 from ..model.reasons import Reason
 from .attention import Attention, Backward, Forward, Found, Gradient, Inputs, NotReadable, Output, Refusal, tensors_of
+from .factors import Factors, Side
 from .logsumexp import LogSumExp
 from .mods import Mod, Plane, scalar, unread
 from .operators import Pair, calls
-from .score_gradients import TensorGradient, check_gradient_of_score
-from .scores import ONLY_READ, Score, read_score
+from .score_gradients import check_gradient_of_score
+from .scores import ONLY_READ, Score, ScoreFactor, read_score
+from .tensor_gradients import TensorGradient, side_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -142,7 +145,8 @@ class _Call:
             logsumexp=None,
             gradients=FLEX.gradients(self.node),
             grad_logsumexp=None if self.args["grad_logsumexp"] is None else self._grad_logsumexp,
-            tensor_gradients=self._tensor_gradients,
+            tensor_gradients=lambda: self._tensor_gradients[0],
+            factor_gradients=lambda: self._tensor_gradients[1],
         )
 
     @property
@@ -153,7 +157,7 @@ class _Call:
     def cause_of_fallback(self) -> str:
         """Return why the call is not replaced, as far as this is known before its functions are inlined; else ""."""
         try:
-            score, mask = self._score, self._mask
+            score, mask, _ = self._score, self._mask, self._factors
         except NotReadable as error:
             return error.fallback.detail
         if self._hides_blocks:
@@ -166,7 +170,19 @@ class _Call:
             return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:
             return f"mask_mod: {mask.text()} is not bool"
-        return self._cause_of_gradients()
+        return self._cause_of_factors() or self._cause_of_gradients()
+
+    def _cause_of_factors(self) -> str:
+        """Return why neither query nor key can be multiplied by a factor of the score; "" if one of them can be."""
+        for factor in self._score.factors:
+            if (
+                side_of(self._scores, factor) == "key"
+                and self._plane.shares_keys
+                and 1 in self._scores.axes(factor.node)
+            ):
+                by = self._scores.text(factor.node)
+                return f"score_mod: {self._scores.text()} multiplies by {by} of head and key, and heads share keys"
+        return ""
 
     def _cause_of_gradients(self) -> str:
         """Return why a backward's gradients differ from those that our backward computes; "" if they do not."""
@@ -218,7 +234,7 @@ class _Call:
         query, key, value = (FLEX.view(self.node, name) for name in ("query", "key", "value"))
         scale = self.args["scale"]
         try:
-            score, masked = self._score, self._mask is not None
+            score, masked, factors = self._score, self._mask is not None, self._factors
         except NotReadable:  # `cause_of_fallback` refuses the call
             return Inputs(query, key, value, scale, 0.0, flags=None, band=Band)
         masked = masked or bool(score.hidden)
@@ -236,7 +252,33 @@ class _Call:
             data=self._masks.tensors(self._masks.result),
             modifiers={"softcap": score.softcap},
             bias=_Written(self.node, "score_mod", lambda: self._written_bias) if score.added else None,
+            factors=factors,
         )
+
+    @functools.cached_property
+    def _factors(self) -> Factors:
+        sides = {factor: side_of(self._scores, factor) for factor in self._score.factors}
+        of_query, of_key = ([factor for factor, own in sides.items() if own == side] for side in get_args(Side))
+        return Factors(
+            _Written(self.node, "score_mod", lambda: self._written_factor(of_query, "query")) if of_query else None,
+            _Written(self.node, "score_mod", lambda: self._written_factor(of_key, "key")) if of_key else None,
+        )
+
+    def _written_factor(self, factors: Sequence[ScoreFactor], side: Side) -> Node:
+        """The inlined product of factors, float32 [batch or 1, heads or 1, length or 1, 1]."""
+        found = []
+        for factor in factors:
+            node = self._in_float32(self._scores, factor.node)
+            found.append(self._call(aten.reciprocal.default, node) if factor.inverse else node)
+        product = functools.reduce(functools.partial(self._call, aten.mul.Tensor), found)
+        return product if side == "query" else self._call(aten.permute.default, product, [0, 1, 3, 2])
+
+    def _in_float32(self, mod: Mod, node: Node) -> Node:
+        """Inline a node of a mod as float32, four dimensions."""
+        written = self._write(mod, node, floats=True)
+        if written.meta["val"].dtype != torch.float32:
+            written = self._call(prims.convert_element_type.default, written, torch.float32)
+        return written if written.meta["val"].dim() else self._call(aten.view.default, written, [1] * 4)
 
     @functools.cached_property
     def _written_mask(self) -> Node:
@@ -262,11 +304,7 @@ class _Call:
         """The inlined sum of everything that is added to the scores: float32, four dimensions."""
         found = []
         for part in self._score.added:
-            node = self._write(self._scores, part.node, floats=True)
-            if node.meta["val"].dtype != torch.float32:
-                node = self._call(prims.convert_element_type.default, node, torch.float32)
-            if not node.meta["val"].dim():
-                node = self._call(aten.view.default, node, [1] * 4)
+            node = self._in_float32(self._scores, part.node)
             if part.factor == -1.0:
                 node = self._call(aten.neg.default, node)
             elif part.factor != 1.0:
@@ -280,11 +318,12 @@ class _Call:
     def _call(self, target: Any, *args: Any) -> Node:
         return self._temporaries.call(target, *args, like=self.node)
 
-    def _tensor_gradients(self) -> tuple[TensorGradient, ...]:
-        """Return the gradients of tensors that score_mod reads, as far as the graph uses them.
+    @functools.cached_property
+    def _tensor_gradients(self) -> tuple[tuple[TensorGradient, ...], tuple[TensorGradient, ...]]:
+        """The gradients of tensors that score_mod reads, as far as the graph uses them: of summands, and of factors.
 
         Raises:
-            NotReadable: one of them does not follow from the gradient of the bias.
+            NotReadable: one of them does not follow from the gradients of the bias, the query and the key.
         """
         used = [
             (result.args[1], result)
@@ -293,13 +332,19 @@ class _Call:
             if result.target is operator.getitem and result.users
         ]
         seen = [(self._scores.token(part.node), not part.where) for part in self._score.hidden]
-        found = []
+        of_bias, of_factors = list[TensorGradient](), list[TensorGradient]()
+        write = self._write_factor
         for number, gradient in used:
             assert isinstance(number, int)
-            if not self._score.added:
+            read = self._joint, self._scores, number, gradient, self._score, self._plane, write
+            of_factor = TensorGradient.of_factor(*read)
+            if of_factor is not None:
+                of_factors.append(of_factor)
+            elif self._score.added:
+                of_bias.append(TensorGradient.of(self._joint, number, gradient, seen, self._written_bias, write))
+            else:
                 raise unread(f"{self._scores.text()}: nothing is added that has a gradient")
-            found.append(TensorGradient.of(self._joint, number, gradient, seen, self._written_bias, self._write_factor))
-        return tuple(found)
+        return tuple(of_bias), tuple(of_factors)
 
     def _write_factor(self, node: Node) -> Node:
         """Inline a node of the joint graph that does not depend on the gradient, as a temporary node."""

@@ -64,6 +64,11 @@ class Plane:
     query: Node
     key: Node
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads of the query may share one of the key."""
+        return not sizes.same(self.query.meta["val"].shape[1], self.key.meta["val"].shape[1])
+
     def of(self, axis: int) -> tuple[Node, int]:
         """Return the node, query or key, from which the size of an axis of the scores is read, and its dimension.
 
@@ -177,6 +182,11 @@ class Mod:
         """Return which of the program's tensors and numbers a node of the mod depends on, as indices in `given`."""
         numbers = {place: number for number, place in enumerate(self.given)}
         return frozenset(numbers[found] for found in _behind([node]) if found in numbers)
+
+    def axes(self, node: Node) -> frozenset[int]:
+        """Return on which of the indices in `INDICES` a node of the mod depends, as numbers from 0 to 3."""
+        behind = set(_behind([node]))
+        return frozenset(axis for axis, index in enumerate(self.indices) if index in behind)
 
     def write(self, wanted: Node, plane: Plane, temporaries: Temporaries, like: Node, *, floats: bool = False) -> Node:
         """Inline a node of the mod that does not depend on the score, and return a node that holds it for all scores.

@@ -1,9 +1,10 @@
 """Reads a `score_mod` of FlexAttention: it may scale a score, bound it, add to it and hide it; others are refused.
 
 The function is read from its result inwards: choices of minus infinity, or of another number that hides the score, then
-additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost a factor.  Known factors
-may stand anywhere behind the choices; those behind a sum are carried into its parts.  Kernels apply these steps in the
-same order.
+additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost factors.  Known factors may
+stand anywhere behind the choices; those behind a sum are carried into its parts.  Kernels apply these steps in the same
+order.  Factors that are not known, such as a learned number for each head, stand innermost: query or key is multiplied
+by them (see `factors`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,19 @@ class Added:
 
 
 @dataclass(frozen=True)
+class ScoreFactor:
+    """A factor of the score that is not known.
+
+    Attributes:
+        node: a node of the mod that does not depend on the score.
+        inverse: whether the score is divided by it.
+    """
+
+    node: Node
+    inverse: bool
+
+
+@dataclass(frozen=True)
 class Hidden:
     """A condition under which a score_mod hides scores.
 
@@ -73,7 +87,8 @@ class Score:
     """What a score_mod computes from a scaled score s: ``where(hidden, fill, cap * tanh(factor * s / cap) + added)``.
 
     Attributes:
-        factor: the factor of s.
+        factor: the known factor of s.
+        factors: further factors of s, which are not known.
         softcap: the softcap ``cap``; None without one: the result is then ``where(hidden, fill, factor * s + added)``.
         tanh: the node of the softcap's tanh; None without a softcap.
         added: the values that are added.
@@ -81,6 +96,7 @@ class Score:
     """
 
     factor: float = 1.0
+    factors: tuple[ScoreFactor, ...] = ()
     softcap: float | None = None
     tanh: Node | None = None
     added: tuple[Added, ...] = ()
@@ -97,15 +113,17 @@ def read_score(mod: Mod) -> Score:
     hidden, node = _hidden(mod, mod.result)
     added, outer = list[Added](), 1.0
     while True:
-        factor, inner = _factors(mod, node)
+        factor, unknown, inner = factors_of(mod, node)
         found = _sum(mod, inner)
         if found is None:
             break
+        if unknown:
+            raise refused(mod, f"multiplies a sum by {mod.text(unknown[0].node)}, which is no known number")
         outer *= factor
         node, (part, sign) = found
         added.append(Added(part, sign * outer))
-    factor, tanh, softcap = _bounded(mod, node, outer)
-    return Score(factor, softcap, tanh, tuple(reversed(added)), tuple(hidden))
+    factor, unknown, tanh, softcap = _bounded(mod, node, outer)
+    return Score(factor, unknown, softcap, tanh, tuple(reversed(added)), tuple(hidden))
 
 
 def _check_dtypes(mod: Mod) -> None:
@@ -167,27 +185,29 @@ def _sum(mod: Mod, node: Node) -> tuple[Node, tuple[Node, int]] | None:
     return (right if scored[1] else left), part
 
 
-def _bounded(mod: Mod, node: Node, behind: float) -> tuple[float, Node | None, float | None]:
-    """Return the factor of the score, the tanh of its softcap, and the softcap.
+def _bounded(mod: Mod, node: Node, behind: float) -> tuple[float, tuple[ScoreFactor, ...], Node | None, float | None]:
+    """Return the known and the other factors of the score, the tanh of its softcap, and the softcap.
 
     behind: the product of the factors behind sums, by which all is multiplied.
     """
-    outer, node = _factors(mod, node)
+    outer, unknown, node = factors_of(mod, node)
     outer *= behind
     if node is mod.score:
-        return _positive(mod, outer), None, None
+        return _positive(mod, outer), unknown, None, None
     if op_name(node) != "aten::tanh":
         raise refused(mod, "is none of the forms that are read")
+    if unknown:
+        raise refused(mod, f"multiplies a softcap by {mod.text(unknown[0].node)}, which is no known number")
     tanh, source = node, node.args[0]
     assert isinstance(source, Node)
-    inner, node = _factors(mod, source)
+    inner, unknown, node = factors_of(mod, source)
     if node is not mod.score:
         raise refused(mod, "is none of the forms that are read")
     factor = outer * inner
     bound = abs(outer)
     if not 0.0 < bound < math.inf:
         raise refused(mod, f"multiplies by {outer}")
-    return _positive(mod, 1.0 if math.isclose(factor, 1.0, rel_tol=CLOSE) else factor), tanh, bound
+    return _positive(mod, 1.0 if math.isclose(factor, 1.0, rel_tol=CLOSE) else factor), unknown, tanh, bound
 
 
 def _positive(mod: Mod, factor: float) -> float:
@@ -196,14 +216,22 @@ def _positive(mod: Mod, factor: float) -> float:
     return factor
 
 
-def _factors(mod: Mod, node: Node) -> tuple[float, Node]:
-    """Return the product of the known factors of a node, and the node that they multiply."""
-    product = 1.0
+def factors_of(mod: Mod, node: Node) -> tuple[float, tuple[ScoreFactor, ...], Node]:
+    """Return the product of the known factors of a node, its other factors, and the node that all of them multiply.
+
+    Args:
+        mod: the mod, or its joint graph.
+        node: a node that depends on the score.
+
+    Raises:
+        NotReadable: the node is divided by the score, or multiplied by something else than a number.
+    """
+    product, unknown = 1.0, list[ScoreFactor]()
     while True:
         node = _uncast(node)
         name = op_name(node)
         if name not in ("aten::mul", "aten::div", "aten::neg") or node not in mod.scored:
-            return product, node
+            return product, tuple(unknown), node
         if name == "aten::neg":
             product, node = -product, _only(node)
             continue
@@ -215,10 +243,14 @@ def _factors(mod: Mod, node: Node) -> tuple[float, Node]:
             left, right = right, left
             if name == "aten::div":
                 raise refused(mod, "divides by the score")
-        number = scalar(mod, right)
-        if number is None or (name == "aten::div" and number == 0.0):
-            raise refused(mod, "multiplies the score by something else than a known number")
-        product, node = product * number if name == "aten::mul" else product / number, left
+        number, is_quotient = scalar(mod, right), name == "aten::div"
+        if number is None and right not in mod.scored and isinstance(right.meta.get("val"), torch.Tensor):
+            unknown.append(ScoreFactor(right, is_quotient))
+            node = left
+            continue
+        if number is None or (is_quotient and number == 0.0):
+            raise refused(mod, "multiplies the score by something else than a number that does not depend on it")
+        product, node = product / number if is_quotient else product * number, left
 
 
 def _only(node: Node) -> Node:

@@ -37,6 +37,7 @@ from . import (
     fill_uninitialized_memory,
     no_autotune,
     repeated_arguments,
+    skipped_code,
 )
 
 log = logging.getLogger("dash_inductor")
@@ -118,6 +119,7 @@ def install() -> None:
     defects.install(lambda: rewriter() is not None)
     embeddings.install(lambda: rewriter() is not None)
     repeated_arguments.install(lambda: rewriter() is not None)
+    skipped_code.install(lambda: rewriter() is not None)
     partitioner.install()
     cache_key.install(lambda: rewriter() is not None)
     precompile.install()

@@ -68,12 +68,12 @@ class Reason(Enum):
         "flex_attention",
         "FlexAttention is replaced where the functions that it calls can be read; the detail says what cannot be.",
         (
-            "`detail` quotes the function. A `score_mod` is read that multiplies the score by a known number, bounds "
-            "it (`c * tanh(score / c)`), then adds what does not depend on it, and then hides it by minus infinity, "
-            "or does some of these in this order. What it adds, and a `mask_mod`, may be any operators on single "
-            "numbers and reads of single elements of tensors, without random numbers. Do not use the maximum of the "
-            "scores. A block mask without a `mask_mod` is not replaced, because its blocks alone say who sees whom: "
-            "give it a `mask_mod`, or pass no block mask where nothing is hidden."
+            "`detail` quotes the function. A `score_mod` is read that multiplies the score by numbers of its head "
+            "and of its query or key, bounds it (`c * tanh(score / c)`), then adds what does not depend on it, and "
+            "then hides it by minus infinity, or does some of these in this order. What it adds, and a `mask_mod`, "
+            "may be any operators on single numbers and reads of single elements of tensors, without random numbers. "
+            "Do not use the maximum of the scores. A block mask without a `mask_mod` is not replaced, because its "
+            "blocks alone say who sees whom: give it a `mask_mod`, or pass no block mask where nothing is hidden."
         ),
     )
     DROPOUT = (
@@ -215,6 +215,15 @@ class Reason(Enum):
         (
             "`detail` quotes the compiler's message, shortened if it is long; the log at level DEBUG has all of it. "
             "Please report it with the GPU and the versions of torch and triton."
+        ),
+    )
+    SKIPPED = (
+        "skipped",
+        "A function under `torch.compiler.disable` computes it, outside of all graphs.",
+        (
+            "`detail` names the function, and the record the line that calls it. FlashAttention-4 (`flash_attn.cute`) "
+            "cannot be traced: call `scaled_dot_product_attention`, `varlen_attn` or flash-attn 2 or 3 in its place, "
+            "without `torch.compiler.disable`. Other functions may need it no longer."
         ),
     )
     PASSES_OFF = (

@@ -7,11 +7,13 @@ from types import CodeType
 from torch._dynamo import eval_frame, pgo
 from torch._dynamo.device_interface import CudaInterface
 from torch._dynamo.exc import ShortenTraceback
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import TensorVariable, UserFunctionVariable
 
 from . import compat
 
-__all__ = ["CudaInterface", "ShortenTraceback", "TensorVariable", "eval_frame", "pgo", "skip_code"]
+__all__ = [
+    "CudaInterface", "ShortenTraceback", "TensorVariable", "UserFunctionVariable", "eval_frame", "pgo", "skip_code",
+]  # fmt: skip
 
 
 def skip_code(code: CodeType) -> None:

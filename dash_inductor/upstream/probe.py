@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from . import compat
-from .seams import APPLY_FUNCTION, SEAMS
+from .seams import APPLY_FUNCTION, CALL_SKIPPED, SEAMS
 
 _GLUON = "triton.experimental.gluon"
 _HOPPER = f"{_GLUON}.language.nvidia.hopper"
@@ -85,6 +85,7 @@ TORCH = (
         "TensorVariable TensorVariable.call_method TensorVariable.as_proxy TensorVariable.realize",
         APPLY_FUNCTION.purpose,
     ),
+    ("torch._dynamo.variables", "UserFunctionVariable UserFunctionVariable.get_function", CALL_SKIPPED.purpose),
     ("torch._dynamo.exc", "ShortenTraceback.remove_dynamo_frames", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "verbose", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "recompile_limit accumulated_recompile_limit", "explanations"),

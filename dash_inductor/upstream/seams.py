@@ -157,6 +157,14 @@ APPLY_FUNCTION = Seam(
     "autograd functions with a tensor that is passed twice",
 )  # fmt: skip
 """Traces ``Function.apply``."""
+CALL_SKIPPED = Seam(
+    "torch._dynamo.variables.functions", "SkipFunctionVariable.call_function", "attention that Dynamo does not trace"
+)
+"""Breaks the graph at the call of a function under `torch.compiler.disable`, or of others that Dynamo skips."""
+INLINE = Seam(
+    "torch._dynamo.symbolic_convert", "InliningInstructionTranslator.build_inline_tracer", CALL_SKIPPED.purpose
+)
+"""Begins to trace a called function, or breaks the graph at methods under `torch.compiler.disable`."""
 DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
 """Inductor's decompositions, by operator."""
 CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", "the key of FxGraphCache")
@@ -180,8 +188,8 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 """Returns the size of a node's value in bytes."""
 
 SEAMS = (
-    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER,
-    ALERT, DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, APPLY_FUNCTION, DECOMPOSITIONS,
-    CACHE_DETAILS, MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE, FUSE_MIXED_ORDER,
-    FUSE_MORE, REGISTER_PATTERN, PARTITIONED_TARGET, PARTITIONED_SIZE,
+    JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER, ALERT,
+    DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, APPLY_FUNCTION, CALL_SKIPPED, INLINE,
+    DECOMPOSITIONS, CACHE_DETAILS, MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE,
+    FUSE_MIXED_ORDER, FUSE_MORE, REGISTER_PATTERN, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

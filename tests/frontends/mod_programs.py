@@ -114,10 +114,17 @@ class Writer:
             "slopes[h].to(torch.bfloat16) * (q - k)",
         )  # fmt: skip
 
+    def factor(self) -> str:
+        """A factor that is no constant, not negative."""
+        return self.pick(
+            "slopes[h]", "slopes[h].exp()", "plane[h, q, 0].abs()", "plane[h, 0, k].sigmoid()", "(lengths[b] + 1.0)",
+            "valid[b, k]", "torch.log(q + 2.0)", "plane[h, q, k].abs()", "(h + 1)",
+        )  # fmt: skip
+
     def score(self) -> str:
         text, c = "s", self.rng.choice((0.5, 2.0, 3.0, 1.5))
         steps = [
-            ("{text} * {c}", "{text} / {c}"),
+            ("{text} * {c}", "{text} / {c}", "{text} * {unknown}", "{text} / ({unknown} + 3)"),
             ("{c} * torch.tanh({text} / {c})", "torch.tanh({text}) * {c}"),
             ("{text} + {f}", "{f} + {text}", "{text} - {f}"),
             ("{text} + {f}", "{text} - {f}"),
@@ -129,7 +136,8 @@ class Writer:
         if self.rng.random() < 0.2:
             chosen.append(("{text} * slopes[h]", "torch.maximum({text}, s)", "torch.sigmoid({text})", "{f}"))
         for step in chosen:
-            text = f"({self.pick(*step).format(text=text, c=c, f=self.addend(), cond=self.truth(1))})"
+            made = {"f": self.addend(), "cond": self.truth(1), "unknown": self.factor()}
+            text = f"({self.pick(*step).format(text=text, c=c, **made)})"
         return text
 
     def program(self) -> Program:
@@ -183,7 +191,8 @@ def outcome(program: Program) -> str:
             _check_components(around, node, places, (query, key, *tensors), true, value)
             return "mask read"
         form = read_score(mod)
-        parts = [(write(mod, part.node, True), part.sign) for part in form.added]
+        factors = [(write(mod, factor.node, True), factor.inverse) for factor in form.factors]
+        parts = [(write(mod, part.node, True), part.factor) for part in form.added]
         conditions = [(write(mod, part.node), part.where) for part in form.hidden]
     except NotReadable:
         erase(around.graph)
@@ -192,10 +201,12 @@ def outcome(program: Program) -> str:
     around.recompile()
     scores = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = scores * form.factor
+    for node, inverse in factors:
+        found = found / value(node) if inverse else found * value(node)
     if form.softcap is not None:
         found = form.softcap * torch.tanh(found / form.softcap)
-    for node, sign in parts:
-        found = found + sign * value(node)
+    for node, factor in parts:
+        found = found + factor * value(node)
     for node, where in conditions:
         found = torch.where(value(node) == where, -torch.inf, found)
     true = program.compute(scores, *grid, *tensors)

@@ -115,6 +115,21 @@ def test_dynamic_lengths(name: str) -> None:
     assert {record.status for record in sites()} == {"replaced"}, [record.detail for record in sites()]
 
 
+def two_products(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+    """As Transformer-XL and the Conformer: the sum of two products is scaled."""
+    scores = (q @ k.mT + q @ places.mT) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~order(q), -math.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_factor_of_a_sum_of_products(dtype: torch.dtype) -> None:
+    inputs = tensors(*QKV, QKV[0], dtype=dtype)
+    _, results = compiled(two_products, inputs)
+    record = only_record()
+    assert (record.status, record.mask) == ("replaced", "full + bias"), record.detail
+    assert_as_exact(two_products, inputs, results)
+
+
 def with_weights(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     weights = (q @ k.mT * 0.2 + causal(q)).softmax(-1)
     return weights @ v, weights
@@ -152,8 +167,31 @@ def head_mask(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
     return ((q @ k.mT * 0.2).softmax(-1) * heads[:, None, None]) @ v
 
 
-def temperature(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
-    return (q @ k.mT * heads[:, None, None]).softmax(-1) @ v
+def biased_temperature(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return ((q @ k.mT + order(q).to(q.dtype)) * heads.exp()[:, None, None]).softmax(-1) @ v
+
+
+def masked_temperature(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    """Hidden scores become plus infinity, or NaN, if the factor is not positive."""
+    factor = heads.detach().exp()[:, None, None]
+    return ((q @ k.mT).masked_fill(~order(q), -math.inf) * factor).softmax(-1) @ v * heads[:, None, None]
+
+
+def two_temperatures(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return (q @ k.mT * heads[:, None, None] * heads[0]).softmax(-1) @ v
+
+
+def capped_temperature(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return (heads[:, None, None] * (q @ k.mT).tanh()).softmax(-1) @ v
+
+
+def of_pairs(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return (q @ k.mT * (heads[:, None, None] + order(q))).softmax(-1) @ v
+
+
+def of_scores(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    scores = q @ k.mT * 0.2
+    return (scores * scores.amax(-1, keepdim=True).detach()).softmax(-1) @ v * heads[:, None, None]
 
 
 def relu_scores(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
@@ -164,15 +202,17 @@ def soft_fill(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
     return (q @ k.mT).masked_fill(~order(q), -100.0).softmax(-1) @ v * heads[:, None, None]
 
 
-def scaled_mask(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
-    return ((q @ k.mT + causal(q) / 2) * 0.2).softmax(-1) @ v * heads[:, None, None]
-
-
 def mixed_heads(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
     return torch.einsum("hg,bhqk->bgqk", torch.diag(heads), q @ k.mT).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("function", [head_mask, temperature, relu_scores, soft_fill, scaled_mask, mixed_heads])
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(head_mask, relu_scores, soft_fill, mixed_heads),
+        *(biased_temperature, masked_temperature, two_temperatures, capped_temperature, of_pairs, of_scores),
+    ],
+)
 @pytest.mark.parametrize("trains", [True, False])
 def test_what_stands_in_the_way_is_named(function: Function, trains: bool) -> None:
     inputs = tensors(*QKV, (HEADS,))

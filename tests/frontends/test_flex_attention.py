@@ -425,11 +425,16 @@ def drawn(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 WEIGHTS = torch.rand(4)
+PLANE = torch.rand(40, 40)
 
 FALLBACK_SCORES: dict[str, tuple[Mod, str]] = {
-    "by a tensor": (
-        lambda s, b, h, q, k: s * WEIGHTS[h],
-        "[h] multiplies the score by something else than a known number",
+    "by a tensor of queries and keys": (lambda s, b, h, q, k: s * PLANE[q, k], "which depends on both q and kv"),
+    "by a tensor of heads and keys": (
+        lambda s, b, h, q, k: s * PLANE[h, k], "[h, kv] of head and key, and heads share keys"
+    ),
+    "a sum by a tensor": (lambda s, b, h, q, k: (s + q) * WEIGHTS[h], "[h], which is no known number"),
+    "hidden scores by a tensor": (
+        lambda s, b, h, q, k: torch.where(q >= k, s, -torch.inf) * WEIGHTS[h], "is none of the forms that are read"
     ),
     "of the score": (lambda s, b, h, q, k: s * s, "score * score multiplies the score by something else"),
     "the bound outside": (
@@ -447,7 +452,7 @@ FALLBACK_SCORES: dict[str, tuple[Mod, str]] = {
         "full([], -10000.0)) chooses otherwise than between the score and minus infinity, or -1e+09 or less",
     ),
     "bound by a tensor": (
-        lambda s, b, h, q, k: WEIGHTS[0] * torch.tanh(s / WEIGHTS[0]), "multiplies the score by something else"
+        lambda s, b, h, q, k: WEIGHTS[0] * torch.tanh(s / WEIGHTS[0]), "multiplies a softcap by"
     ),
 }  # fmt: skip
 

@@ -163,6 +163,35 @@ def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> T
     return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
 
 
+def scaled_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
+    return (((q @ k.mT + bias) * 0.5 + more) * 0.25 + causal(q)).softmax(-1) @ v
+
+
+def scaled_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT).masked_fill(~order(q), torch.finfo(q.dtype).min) / 8).softmax(-1) @ v
+
+
+def temperature(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    """A learned factor of each head, as Swin V2."""
+    norms = (F.normalize(q.float(), dim=-1).to(q.dtype), F.normalize(k.float(), dim=-1).to(q.dtype))
+    scores = norms[0] @ norms[1].mT * heads.clamp(max=math.log(100)).exp()[:, None, None]
+    return (scores + causal(q)).softmax(-1) @ v
+
+
+def divided(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    return (q @ k.mT * 0.2 / heads.exp()).softmax(-1) @ v
+
+
+def of_keys(q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> Tensor:
+    k, v = repeated(k), repeated(v)
+    return (q @ k.mT * keys * 0.25 + causal(q)).softmax(-1) @ v
+
+
+def of_groups(q: Tensor, k: Tensor, v: Tensor, heads: Tensor) -> Tensor:
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * heads[:, :, None, None]
+    return torch.einsum("bhgqk,bkhd->bqhgd", scores.softmax(-1), v)
+
+
 def tied(x: Tensor) -> Tensor:
     """Query, key and value are one tensor."""
     return (x @ x.mT * 0.25 + causal(x)).softmax(-1) @ x
@@ -201,6 +230,12 @@ PROGRAMS = {
         "full + bias",
         ((BATCH, HEADS, 1, DIM), *QKV[1:], (HEADS, 1, LENGTH), (BATCH, HEADS, 1, LENGTH)),
     ),
+    "scaled biases": Program(scaled_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
+    "scaled mask": Program(scaled_mask, "causal"),
+    "temperature": Program(temperature, "causal", (*QKV, (HEADS,))),
+    "divided by a temperature": Program(divided, "full", (*QKV, (HEADS, LENGTH, 1))),
+    "factor of keys": Program(of_keys, "causal", (*GROUPED, (BATCH, 1, 1, LENGTH))),
+    "grouped with a temperature": Program(of_groups, "full", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2, (2, 2))),
     "tied": Program(tied, "causal", QKV[:1]),
     "math": Program(by_math, "full + bias", (*QKV, (1, *PLANE[1:]))),
 }

@@ -16,6 +16,8 @@ EXCEPTIONS = {
     ("_dash_inductor_autoload.py", "torch._ops"): "runs inside `import torch`, and imports nothing of the package",
     ("_dash_inductor_autoload.py", "torch._inductor.compile_fx"): "as `torch._ops`",
     ("_dash_inductor_autoload.py", "torch._dynamo.variables.higher_order_ops"): "as `torch._ops`",
+    ("_dash_inductor_autoload.py", "torch._dynamo.variables.functions"): "as `torch._ops`",
+    ("_dash_inductor_autoload.py", "torch._dynamo.symbolic_convert"): "as `torch._ops`",
     ("lowering/ahead.py", "torch._inductor.config.benchmark_fusion"): "an error names the setting for its reader",
 }
 UPSTREAM = (ROOT / "dash_inductor/upstream", ROOT / "guard/dash_guard/upstream")

@@ -9,6 +9,7 @@ is not replaced, and the record names the node that prevents its replacement.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -30,10 +31,11 @@ from .. import math_backend
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
 from ..repeat_kv import Unused
 from ..scores import ONLY_READ
-from .labels import CAST, is_float, shape_of
+from .factors import check_factor, factors_of, gradients_of_factor
+from .labels import CAST, COPIES, VIEWS, is_float, shape_of
 from .masks import mask_of, must_be_read
 from .places import Reader, Result, Roles
-from .scores import PRODUCTS, NotAttention, Stuck, find_scores
+from .scores import PRODUCTS, NotAttention, Stuck, constant_factor, find_scores
 from .value import Kind, Value
 from .values import Values
 
@@ -232,6 +234,7 @@ class _Match:
             data=() if mask is None else (mask,),
             modifiers={} if scores.tanh is None else {"softcap": scores.outer},
             sinks=self._sinks(),
+            factors=factors_of(reader),
             mask_only=ONLY_READ if must_be_read(scores.terms) else "",
         )
         backward = None
@@ -245,6 +248,7 @@ class _Match:
                 gradients=gradients,
                 bias_gradient=bias_gradient,
                 sink_gradient=self._sink_gradient(),
+                factor_gradients=functools.partial(tuple, gradients_of_factor(reader)),
             )
         draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
         forward = Forward(values.results["O"], inputs, out, None, draws, sizes=tuple(self._sizes(inputs)))
@@ -275,8 +279,10 @@ class _Match:
         strangers = [pair for pair in self.values.strangers() if pair[1] not in asked]
         if not strangers:
             return None
-        node = strangers[0][0]
-        own = frozenset(user for user in node.users if user in self.values.known)
+        ways = [_to_gradient_of_bias(self.values, node) for node, _ in strangers]
+        node = ways[0][-1]
+        kept = set[Node]().union(*ways)  # the program computes the gradients of summands before factors from it
+        own = frozenset(user for user in node.users if user in self.values.known and user not in kept)
         reader = self.reader
         return Result(node, self.values.known[node].labels, reader.roles.of_kind("score"), self.values.atoms, own)
 
@@ -326,12 +332,13 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
         return Fallback(Reason.DTYPE, f"computed in float64 ({_name(double)})")
+    check_factor(values)
     _check_roundings(values)
     asked = set(_asked(values))
     strangers = [(node, user) for node, user in values.strangers() if user not in asked]
     if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
-        of_bias = {node for node, _ in strangers if _is_gradient_of_bias(values, node)}
-        if len(of_bias) == 1:
+        of_bias = {node: way[-1] for node, _ in strangers if (way := _to_gradient_of_bias(values, node))}
+        if len(set(of_bias.values())) == 1:
             strangers = [(node, user) for node, user in strangers if node not in of_bias]
     strangers.sort(key=lambda pair: (pair[1] in known.of_backward, known.place[pair[1]]))
     for node, user in strangers:
@@ -370,10 +377,22 @@ def _asked(values: Values) -> Iterator[Node]:
             yield user
 
 
-def _is_gradient_of_bias(values: Values, node: Node) -> bool:
+def _to_gradient_of_bias(values: Values, node: Node) -> list[Node]:
+    """Return the nodes from a constant multiple of the gradient of the scores back to that gradient itself.
+
+    Return an empty list for other nodes.
+    """
+    way = [node]
+    while abs(values.known[node].factor - 1) > 1e-5:
+        step = constant_factor(node)
+        source = step[0] if step is not None else node.args[0] if op_name(node) in (CAST, *COPIES, *VIEWS) else None
+        if not isinstance(source, Node) or source not in values.known:
+            return []
+        node = source
+        way.append(node)
     value = values.known[node]
     own = values.atoms.atoms(values.scores.key_dim) in values.atoms.resolved(value.labels)
-    return value.kind == "dS" and abs(value.factor - 1) <= 1e-5 and own
+    return way if value.kind == "dS" and own else []
 
 
 def _name(node: Node) -> str:

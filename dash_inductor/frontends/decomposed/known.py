@@ -71,6 +71,14 @@ class Known:
         return self.atoms.atoms(self.query_dim)
 
     @property
+    def of_scores(self) -> tuple[Kind, Kind]:
+        """The gradients of the scores: in front of a factor, if there is one, and of what the products with key and
+        query read.
+        """
+        inner: Kind = "dS" if self.scores.tanh is None else "capped dS"
+        return inner, inner if self.scores.factor is None else "f dS"
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """The dtype in which query, key and value are read: the narrowest one that occurs in the chains of all three.
 

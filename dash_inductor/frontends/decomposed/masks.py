@@ -13,7 +13,7 @@ from ...graph.sizes import static
 from ...graph.temporaries import Temporaries
 from .labels import Atom, Dimension, Labels
 from .places import Reader
-from .scores import Stuck, Term
+from .scores import Factor, Stuck, Term
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def mask_of(reader: Reader) -> Node | None:
     Raises:
         Stuck: the dimensions of a mask are not those of the scores.
     """
-    terms = [(term, _in_four(reader, term)) for term in reader.values.scores.terms]
+    terms = [(term, in_four(reader, term)) for term in reader.values.scores.terms]
     if not terms:
         return None
     if all(term.kind == "hide" and term.fill == -math.inf for term, _ in terms):
@@ -60,6 +60,8 @@ def _with_term(reader: Reader, before: Node | None, term: Term, tensor: Node) ->
     """Return what is added to the scores, `before` extended by one more term."""
     temporaries = reader.temporaries
     if term.kind == "add":
+        if term.factor != 1.0:
+            tensor = _call(temporaries, aten.mul.Tensor, tensor, term.factor)
         return tensor if before is None else _call(temporaries, aten.add.Tensor, before, tensor)
     like = tensor if before is None else before
     dtype = torch.float32 if before is None else before.meta["val"].dtype
@@ -75,16 +77,22 @@ def _call(temporaries: Temporaries, target: Callable[..., Any], *args: Any) -> N
     return temporaries.call(target, *args, like=max(arg for arg in args if isinstance(arg, Node)))
 
 
-def _in_four(reader: Reader, term: Term) -> Node:
-    """Return the tensor of a term in four dimensions that broadcast to the scores."""
-    atoms, wanted = reader.values.atoms, atoms_of(reader)
+def in_four(reader: Reader, term: Term | Factor) -> Node:
+    """Return the tensor of a term or a factor in four dimensions that broadcast to the scores.
+
+    Raises:
+        Stuck: its dimensions are not those of the scores.
+    """
+    atoms, wanted, tensor = reader.values.atoms, atoms_of(reader), term.tensor
     labels = atoms.resolved(term.labels)
     if labels == wanted:
-        return term.tensor
+        for _ in range(4 - tensor.meta["val"].dim()):
+            tensor = _call(reader.temporaries, aten.unsqueeze.default, tensor, 0)
+        return tensor
     own = term.own(atoms)
     present = {atom for dimension in own for atom in dimension}
     lacking = [a for d in wanted if present & set(d) for a in d if a not in present]  # such as the windows of an image
-    tensor, own = _repeated(reader, term.tensor, own, lacking)
+    tensor, own = _repeated(reader, tensor, own, lacking)
     present |= set(lacking)
     return reader.in_four(tensor, own, tuple(_if_present(dimension, present) for dimension in wanted))
 

@@ -110,7 +110,7 @@ def _product_with(values: Known, node: Node, value: Value, other: Node, is_left:
                 operand(values, "G", other, of(values.value_dim))
             gradient = _has(values, "G", other, of(values.value_dim))
             return None if gradient is None else result("dV", values.value_dim, value.factor * gradient.factor)
-    if value.kind == ("dS" if values.scores.tanh is None else "capped dS"):
+    if value.kind == values.of_scores[1]:
         of_query, of_key = inner == keys and set(outer) == set(rows), over_rows and outer == keys
         for kind, source, fits in (("dQ", "K", of_query), ("dK", "Q", of_key)):
             found = _has(values, source, other, of(values.inner_dim))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
 from ...graph.sizes import Dim, same, static
+from . import factor_rules
 from .known import Known
 from .labels import CAST, COPIES, Labels, shape_of
 from .scores import constant_factor, number_of
@@ -58,6 +59,9 @@ def _flag(values: Known, node: Node) -> Value | None:
 
 
 def _mul(values: Known, node: Node) -> Value | None:
+    of_factor = factor_rules.product(values, node)
+    if of_factor is not None:
+        return of_factor
     for one, other in (node.args, node.args[::-1]):
         a, b = (values.known.get(arg) if isinstance(arg, Node) else None for arg in (one, other))
         if a is None:
@@ -76,7 +80,9 @@ def _mul(values: Known, node: Node) -> Value | None:
 
 def _div(values: Known, node: Node) -> Value | None:
     first = values.of(node)[0]
-    return first if first is not None and first.kind in ("zero", "flag") else None
+    if first is not None and first.kind in ("zero", "flag"):
+        return first
+    return factor_rules.quotient(values, node)
 
 
 def _times(values: Known, a: Value, b: Value) -> Value | None:
@@ -177,6 +183,8 @@ def _fma(values: Known, node: Node) -> Value | None:
 
 def _sum(values: Known, node: Node) -> Value | None:
     value, args = values.of(node)[0], bind(node)
+    if value is not None and value.kind in ("R dS", "dfactor"):
+        return factor_rules.total(values, node, value)
     if value is None or not args.get("dim"):
         return None
     if value.kind == "flag":

@@ -59,6 +59,7 @@ class Term:
         kind: "add" for adding a tensor, or "hide" for replacing scores where a condition holds.
         tensor: the tensor, or the condition; it broadcasts to the scores at this step.
         labels: the labels of the scores at this step.
+        factor: the known number by which the sum is multiplied afterwards.
         hidden_if: the value of the condition for which scores are hidden.
         fill: the value of hidden scores.
     """
@@ -66,8 +67,34 @@ class Term:
     kind: str
     tensor: Node
     labels: Labels
+    factor: float = 1.0
     hidden_if: bool = True
     fill: float = -math.inf
+
+    def own(self, atoms: Atoms) -> Labels:
+        """Return the labels of `tensor`: the atoms (index ranges) that each of its dimensions merges; () for size 1."""
+        return broadcast(self.tensor, atoms.resolved(self.labels))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor that multiplies the scores, such as a learned number for each head.
+
+    Attributes:
+        node: the product, or the quotient.
+        source: the scores that are multiplied.
+        tensor: the factor, or the divisor; it broadcasts to the scores.
+        labels: the labels of the scores.
+        inverse: whether the scores are divided.
+        outside: the constant factor by which the product is multiplied later.
+    """
+
+    node: Node
+    source: Node
+    tensor: Node
+    labels: Labels
+    inverse: bool
+    outside: float
 
     def own(self, atoms: Atoms) -> Labels:
         """Return the labels of `tensor`: the atoms (index ranges) that each of its dimensions merges; () for size 1."""
@@ -85,6 +112,7 @@ class Scores:
         outer, inner: the constant factors of the scores, outside and inside of the tanh.
         tanh: the node of a softcap's tanh; None without a softcap.
         terms: masks and biases, the innermost first.
+        factor: the factor that is no constant; None without one.
         sink: the attention sink that is concatenated after the scores; None without one.
         key_dim, wide_dim: the labels of the keys' dimension, without and with the column of the sink.
     """
@@ -96,6 +124,7 @@ class Scores:
     inner: float = 1.0
     tanh: Node | None = None
     terms: list[Term] = field(default_factory=list)
+    factor: Factor | None = None
     sink: Node | None = None
     key_dim: Dimension = ()
     wide_dim: Dimension = ()
@@ -103,8 +132,8 @@ class Scores:
     def copy(self) -> Scores:
         """Return a copy with its own lists and dicts, which shares `atoms` with the original."""
         return Scores(
-            self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms), self.sink,
-            self.key_dim, self.wide_dim,
+            self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms),
+            self.factor, self.sink, self.key_dim, self.wide_dim,
         )  # fmt: skip
 
 
@@ -168,19 +197,25 @@ def constant_factor(node: Node) -> tuple[Node, float] | None:
     return None
 
 
+def uncast(node: object) -> object:
+    """Return the node before conversions and copies."""
+    while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
+        node = node.args[0]
+    return node
+
+
 def _keeps_shape(source: Any, node: Node) -> bool:
     return same_all(shape_of(source), shape_of(node))
 
 
 def _takes_shifts(found: Scores) -> bool:
-    """Return whether subtracting a number from a query's scores changes nothing: no softcap or sink follows."""
-    return found.tanh is None and found.sink is None
+    """Return whether subtracting a number from a query's scores changes nothing: no softcap, factor or sink follows."""
+    return found.tanh is None and found.factor is None and found.sink is None
 
 
 def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
     """Return whether a node is a maximum over a query's keys, which may be subtracted without changing the softmax."""
-    while isinstance(node, Node) and op_name(node) in (CAST, *COPIES):
-        node = node.args[0]
+    node = uncast(node)
     if not isinstance(node, Node) or len(shape_of(node)) != len(labels):
         return False
     over_keys = [
@@ -210,9 +245,7 @@ def _end(found: Scores, node: Node, labels: Labels) -> None:
     args = bind(node)
     if args["beta"] != 0 and number_of(args["self"]) != 0:
         _check_term(found, node)
-        if args["beta"] != 1:
-            raise Stuck(node, "a factor of the mask")
-        found.terms.append(Term("add", args["self"], labels))
+        found.terms.append(Term("add", args["self"], labels, found.outer * args["beta"]))
     if found.tanh is None:
         found.outer *= args["alpha"]
     else:
@@ -243,14 +276,18 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         source = args[0]
         if isinstance(source, Node) and _keeps_shape(source, node):
             return source, labels
+    if name in ("aten::mul", "aten::div"):
+        return _multiplied(found, node, labels)
     if name == "aten::tanh" and found.tanh is None:
+        if found.factor is not None:
+            raise Stuck(found.factor.node, f"multiplies a softcap by {found.factor.tensor.name}, which is no constant")
         found.tanh = node
         source = args[0]
         assert isinstance(source, Node)
         return source, labels
     if name == "aten::add" and len(args) == 2:
         if node.kwargs.get("alpha", 1) != 1:
-            raise Stuck(node, "a factor of the mask")
+            raise Stuck(node, "a factor of one of its summands")
         return _added(found, node, labels)
     if name == "aten::where":
         return _either(found, node, labels) or _hidden(found, node, labels)
@@ -259,11 +296,77 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
     raise Stuck(node)
 
 
+def _bounded_product(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels] | None:
+    """Return the scores R of ``(R * sign(f) - amax(R * sign(f))) * (sign(f) * f)``; None for other nodes.
+
+    Inductor writes the product of scores R and a factor f of each query so, in front of a softmax; quotients likewise.
+    """
+    difference, by = _call_of("aten::sub", node.args[0]), _call_of("aten::mul", node.args[1])
+    if difference is None or by is None or found.factor is not None:
+        return None
+    (sign, tensor), (signed, bound) = by.args[:2], difference.args[:2]
+    if not _is_sign(sign, tensor) or _call_of("aten::mul", signed) is None or signed.args[1] is not sign:
+        return None
+    source, of_row = signed.args[0], broadcast(tensor, found.atoms.resolved(labels))
+    if found.atoms.atoms(found.wide_dim) in of_row or not _takes_shifts(found) or not _keeps_shape(source, node):
+        return None
+    if not _is_row_bound(found, bound, labels):
+        return None
+    found.labels |= {difference: labels, signed: labels}
+    found.factor = Factor(node, source, tensor, labels, op_name(node) == "aten::div", found.outer * found.inner)
+    return source, labels
+
+
+def _call_of(name: str, node: Any) -> Any:
+    """Return the node if it calls the operator of this name; else None."""
+    return node if isinstance(node, Node) and op_name(node) == name else None
+
+
+def _is_sign(node: Any, tensor: Any) -> bool:
+    """Return whether a node is 1 where the tensor is at least 0, and -1 elsewhere."""
+    if _call_of("aten::where", node) is None:
+        return False
+    condition, one, other = node.args
+    at_least = _call_of("aten::ge", condition) is not None
+    at_least = at_least and condition.args[0] is tensor and number_of(condition.args[1]) == 0
+    negative = _call_of("aten::neg", other) is not None and number_of(other.args[0]) == 1
+    return at_least and number_of(one) == 1 and negative
+
+
 def _check_term(found: Scores, node: Node) -> None:
     if found.tanh is not None:
         raise Stuck(node, "a softcap around a mask")
-    if found.outer != 1.0:
-        raise Stuck(node, "a factor behind a mask")
+    if found.factor is not None:
+        by = found.factor.tensor.name
+        raise Stuck(found.factor.node, f"multiplies masked or biased scores by {by}, which is no constant")
+
+
+def _multiplied(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    """Return the scores that a tensor multiplies or divides."""
+    first: Stuck | None = None
+    bounded = _bounded_product(found, node, labels)
+    if bounded is not None:
+        return bounded
+    inverse, ways = op_name(node) == "aten::div", [node.args[:2], node.args[1::-1]]
+    for source, other in ways[: 1 if inverse else 2]:
+        if len(node.args) != 2 or node.kwargs or not is_tensor(other) or not is_float(source):
+            continue
+        assert isinstance(source, Node)
+        assert isinstance(other, Node)
+        if not _keeps_shape(source, node) or other.meta["val"].dtype.is_complex:
+            continue
+        trial = found.copy()
+        trial.factor = Factor(node, source, other, labels, inverse, found.outer * found.inner)
+        try:
+            _tile_schedule(trial, source, labels)
+        except Stuck as error:
+            first = first or error
+            continue
+        if found.factor is not None:
+            raise Stuck(node, f"a second factor that is no constant, beside {found.factor.tensor.name}")
+        found.factor = trial.factor
+        return source, labels
+    raise first or Stuck(node)
 
 
 def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
@@ -275,7 +378,7 @@ def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
             continue
         if not _keeps_shape(source, node) or not shape_of(other):
             continue
-        term = Term("add", other, labels)
+        term = Term("add", other, labels, found.outer)
         trial = found.copy()
         trial.terms.append(term)
         try:
@@ -319,10 +422,17 @@ def _alike(a: Scores, b: Scores) -> bool:
     if any(a.atoms.resolved(a.labels[node]) != a.atoms.resolved(b.labels[node]) for node in common):
         return False
     own, others = (
-        [(t.kind, t.tensor, found.atoms.resolved(t.labels), t.hidden_if, t.fill) for t in found.terms]
+        [(t.kind, t.tensor, found.atoms.resolved(t.labels), t.factor, t.hidden_if, t.fill) for t in found.terms]
         for found in (a, b)
     )
-    return factors and own == others and (a.product, a.tanh, a.sink) == (b.product, b.tanh, b.sink)
+    nodes = [(found.product, found.tanh, found.sink, _factor_of(found)) for found in (a, b)]
+    return factors and own == others and nodes[0] == nodes[1]
+
+
+def _factor_of(found: Scores) -> tuple[object, ...]:
+    """Return what makes two factors the same."""
+    factor = found.factor
+    return () if factor is None else (uncast(factor.source), factor.tensor, factor.inverse)
 
 
 def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
@@ -331,11 +441,11 @@ def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         fill = number_of(filled)
         if fill is None or not isinstance(source, Node) or not is_float(source) or not _keeps_shape(source, node):
             continue
-        if not hides(fill, source.meta["val"].dtype):
-            raise Stuck(node, f"scores become {fill}, which does not hide a key")
         _check_term(found, node)
+        if not found.outer > 0 or not hides(fill * found.outer, source.meta["val"].dtype):
+            raise Stuck(node, f"scores become {fill * found.outer}, which does not hide a key")
         assert isinstance(condition, Node)
-        found.terms.append(Term("hide", condition, labels, hidden_if, fill))
+        found.terms.append(Term("hide", condition, labels, found.outer, hidden_if, fill))
         return source, labels
     raise Stuck(node)
 
@@ -348,7 +458,7 @@ def _beside_sink(found: Scores, node: Node, labels: Labels) -> tuple[Node, Label
     scores, sink = tensors
     if static(shape_of(sink)[dim]) != 1 or not is_float(sink):
         raise Stuck(node, "something else than a column behind the scores")
-    if found.terms or found.tanh is not None or found.outer != 1.0:
+    if found.terms or found.tanh is not None or found.factor is not None or found.outer != 1.0:
         raise Stuck(node, "a mask or factor of the sink")
     found.sink = sink
     own = found.atoms.whole(scores)

@@ -5,6 +5,10 @@ With scores S, probabilities P = softmax(S), probabilities after dropout D, outp
     dD = G V^T, dP = dD * keep / (1 - p), dS = P * (dP - rowsum(P * dP)), dV = D^T G, dQ = dS K, dK = dS^T Q
 
 The rows of dS have the sum 0, so that anything subtracted from all scores of a row has no gradient.
+
+Where a tensor f multiplies scores, S = f R, the products with key and query read f dS in the place of dS, and the
+gradient of f is a sum of R dS.  Where scores are divided, S = R / f, they read dS / f, and it is a sum of
+-dS (R / f / f).
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ Kind = Literal[
     "score", "row", "maximum", "index", "flag", "hidden", "visible", "row visible", "empty", "tanh", "tanh squared",
     "slope", "exponential", "sum", "random", "keep",
     "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "dsink", "zero",
+    "f dS", "R / f", "R / f / f", "R dS", "dfactor",
     "O", "dQ", "dK", "dV",
 ]  # fmt: skip
 
 Operand = Literal["Q", "K", "V", "G"]
 RESULTS: tuple[Kind, ...] = ("O", "dQ", "dK", "dV")
-PUBLIC = (*RESULTS, "dsink")
+PUBLIC = (*RESULTS, "dsink", "dfactor")
 """The kinds of values that the rest of the program may read."""
 
 

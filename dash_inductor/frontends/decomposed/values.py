@@ -21,7 +21,8 @@ from .scores import PRODUCTS, constant_factor
 from .value import Value
 
 _WITH_FACTOR = (
-    "keep", "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "zero",
+    "keep", "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "zero", "f dS",
+    "R dS",
 )  # fmt: skip
 
 

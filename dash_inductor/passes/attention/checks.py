@@ -14,6 +14,7 @@ from ...graph import sizes as layout
 from ...model.reasons import Reason
 from ...model.site import DType
 from ...upstream import arch
+from .factors import check_factors
 from .match import device_of
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -41,6 +42,7 @@ def check(found: Found) -> Attention:
     query, key, value = inputs.query.tensor, inputs.key.tensor, inputs.value.tensor
     _check_sizes(query, key, value)
     _check_dtypes(attention)
+    check_factors(attention)
     if attention.backward is not None:
         _check_forward_is_ours(attention.backward)
         _check_logsumexp(attention.backward, query)

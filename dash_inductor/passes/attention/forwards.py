@@ -36,6 +36,8 @@ def cause_of_fallback(forward: Forward | None, matches: Sequence[Match]) -> str:
         return "forward and backward have different masks"
     if any(_added(own) != _added(inputs) or own.modifiers != inputs.modifiers for inputs in all_inputs):
         return "forward and backward change scores in different ways"
+    if any(_factors(own) != _factors(inputs) for inputs in all_inputs):
+        return "forward and backward multiply scores by different factors"
     if any(_documents(own) != _documents(inputs) for inputs in all_inputs):
         return "forward and backward have different documents or windows"
     cause = cause_of_results(forward, matches[0].site.spec, {match.node for match in matches})
@@ -68,6 +70,10 @@ def _added(inputs: Inputs) -> list[object]:
     return [_value(getattr(inputs, name)) for name in ADDED]
 
 
+def _factors(inputs: Inputs) -> tuple[object, ...]:
+    return _value(inputs.factors.query), _value(inputs.factors.key)
+
+
 def _documents(inputs: Inputs) -> tuple[object, ...]:
     """What determines the mask of a packed (varlen) attention: its offset tensors and its band."""
     if inputs.documents is None:
@@ -77,4 +83,5 @@ def _documents(inputs: Inputs) -> tuple[object, ...]:
 
 def _call(match: Match) -> tuple[object, ...]:
     tensors = None if match.bias is None else match.bias.tensor, *_added(match.attention.inputs)
-    return (str(match.site.spec.of_forward), str(match.plan), match.operands.repeats, match.components, tensors)
+    planned = str(match.site.spec.of_forward), str(match.plan)
+    return (*planned, match.operands.repeats, match.components, tensors, _factors(match.attention.inputs))

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ...frontends.attention import Attention
 from ...frontends.biases import FoundBias
+from ...frontends.factors import FactorGradient
 from ...masks.normal_form import Components
 from ...model.plan import Fallback, Plan
 from ...model.site import Site
@@ -28,6 +29,7 @@ class Match:
         operands: the query, key and value that the new operators read, and the nodes of their gradients.
         components: the mask, with the nodes from which the tensors that it reads are computed.
         bias: the bias that is added to the scores in addition to the mask; None for none.
+        factor_gradients: the gradients of tensors from which factors of the scores are computed.
         note: why a mask tensor is added as a bias instead of being read as a mask; "" if that is not the case.
     """
 
@@ -37,6 +39,7 @@ class Match:
     operands: Operands
     components: Components
     bias: FoundBias | None = None
+    factor_gradients: tuple[FactorGradient, ...] = ()
     note: str = ""
 
     @property
@@ -63,7 +66,8 @@ class Match:
     def detail(self) -> str:
         """The text for the record's `detail`: how the site was matched."""
         dropout = "" if self.site.dropout is None else f"dropout with probability {self.site.dropout.p}"
-        about = dropout, self.attention.note, self.operands.detail, self.note, self.plan.schedule_note
+        factors = self.attention.inputs.factors.text
+        about = dropout, self.attention.note, factors, self.operands.detail, self.note, self.plan.schedule_note
         return "; ".join(filter(None, about))
 
 

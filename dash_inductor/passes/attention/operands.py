@@ -53,6 +53,9 @@ def find_operands(attention: Attention) -> Operands:
     if inputs.key.axes != "bhsd":
         return as_they_are()
     key_repeat, value_repeat = find_repeat(key), find_repeat(value)
+    factor = inputs.factors.key
+    if key_repeat is not None and factor is not None and sizes.static(factor.value.meta["val"].shape[1]) != 1:
+        return as_they_are("key and value repeat heads, but the scores of each head have another factor of the key")
     if key_repeat is None or value_repeat is None:
         if is_padded_repeat(key) or is_padded_repeat(value):
             return as_they_are("key and value repeat heads, but are padded after that: the repeated tensors are read")

@@ -23,12 +23,16 @@ from ...operators.attention import attention_backward, attention_forward
 from ...upstream.partitioner import stand_for
 from .data_masks import MaskTableNodes, needs_tables
 from .extras import extras
+from .factors import gradient_of_factor, multiplied
 from .match import Match
 from .saved import unwatched
 from .sinks import gradient_beside_bias, gradient_of_sinks, put_sink_gradient, rows_of_sinks
 
 log = logging.getLogger("dash_inductor")
 aten = torch.ops.aten
+
+_SIDES = {"query": 0, "key": 1}
+"""The index of the operand that a factor of the scores multiplies, which is also that of its gradient."""
 
 
 def replace(graph: Graph, forward: Forward | None, matches: Sequence[Match]) -> None:
@@ -197,11 +201,17 @@ def _new_backward(
         else:
             column = gradient_beside_bias(emitter, backward.grad_out.node, out, logsumexp, sinks.value, before=old)
         swaps += put_sink_gradient(emitter, sink_gradient, column, before=old)
-    for index, sink in enumerate(gradients):
-        used = sink.used
+    factors = match.attention.inputs.factors
+    for index, (sink, factor) in enumerate(zip(gradients, (factors.query, factors.key, None), strict=True)):
+        used, of_factor = sink.used, [found for found in match.factor_gradients if _SIDES[found.side] == index]
+        if used is None and not of_factor:
+            continue
+        result = emitter.call(operator.getitem, (node, index), before=old, like=old if used is None else used)
+        if of_factor:
+            rows = gradient_of_factor(emitter, result, inputs.before_factors[index], before=old)
+            swaps += [found.put(emitter, rows, before=old) for found in of_factor]
         if used is not None:
-            result = emitter.call(operator.getitem, (node, index), before=old, like=used)
-            swap = sink.put(emitter, result, before=old)
+            swap = sink.put(emitter, multiplied(emitter, result, factor, before=old), before=old)
             swaps += [] if swap is None else [swap]
 
 
@@ -233,12 +243,14 @@ class _Inputs:
     """The tensors that forward and backward read.
 
     Attributes:
-        operands: query, key and value.
+        operands: query, key and value, multiplied by factors of the scores.
+        before_factors: query and key before that.
         extras: the extra tensors, to which the call refers by index.
         data: the tile tables of the mask, for kernels that read tables; else None.
     """
 
     operands: tuple[Node, Node, Node]
+    before_factors: tuple[Node, Node]
     extras: list[Node]
     data: MaskTableNodes | None
 
@@ -251,7 +263,7 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     if operands.repeats is not None:
         key, value = (repeat.read(emitter, before) for repeat in operands.repeats)
     of_mask = extras(emitter, match, before)
-    if not needs_tables(match):
-        return _Inputs((query, key, value), of_mask, None)
-    data = MaskTableNodes.of(emitter, match, of_mask, before)
-    return _Inputs((query, key, value), of_mask, data)
+    data = MaskTableNodes.of(emitter, match, of_mask, before) if needs_tables(match) else None
+    factors = match.attention.inputs.factors
+    by_factors = (multiplied(emitter, query, factors.query, before), multiplied(emitter, key, factors.key, before))
+    return _Inputs((*by_factors, value), (query, key), of_mask, data)

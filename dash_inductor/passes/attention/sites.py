@@ -167,7 +167,8 @@ def _plan(
         raise NotReadable(true_cause.reason, true_cause.detail)
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
-    return Match(attention, facts.site, decision, operands, mask.components, bias, note)
+    gradients = () if attention.backward is None else attention.backward.factor_gradients()
+    return Match(attention, facts.site, decision, operands, mask.components, bias, gradients, note)
 
 
 def _reads_logsumexp(forward: Forward, backward: Backward | None) -> bool:
