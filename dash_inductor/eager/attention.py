@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     Attributes:
         program: computes the mask from positions; None if the mask is a tensor, or there is none.
         causal: whether query i sees only keys 0 to i, in addition to the mask.
+        window: how many keys before and behind its own place a query sees, in addition to the mask; None for all.
         scale: the factor of the scores; None for 1 / sqrt(head dimension).
         softcap: the bound of the scaled scores; None for none.
         dropout: the dropout probability of the attention weights.
@@ -41,6 +42,7 @@ class Kind(NamedTuple):
 
     program: MaskProgram | None
     causal: bool
+    window: tuple[int, int] | None
     scale: float | None
     softcap: float | None
     dropout: float
@@ -60,6 +62,7 @@ def attention(
     mask: Tensor | None = None,
     *,
     causal: bool = False,
+    window: tuple[int, int] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -76,6 +79,8 @@ def attention(
         mask: bool, True for visible pairs, or floats that are added to the scores; broadcasts to
             [batch, heads, queries, keys].
         causal: whether query i sees only keys 0 to i.
+        window: (left, right) as in flash-attn: a query sees the keys from `left` places before its own place to `right`
+            behind it, counted from the ends of queries and keys; -1 for no limit.
         scale: the factor of the scores, by default 1 / sqrt(head dimension).
         dropout: the dropout probability of the attention weights.
         softcap: scaled scores s become ``softcap * tanh(s / softcap)``.
@@ -96,6 +101,7 @@ def attention(
     kind = Kind(
         program,
         causal,
+        window,
         scale,
         softcap,
         dropout,
@@ -163,6 +169,8 @@ def _written(
     key, value = _repeated(key, heads // key_heads), _repeated(value, heads // value_heads)
     if kind.program is not None:
         mask = kind.program(operands, (query.shape[0], 1, query.shape[2], key.shape[2]), query.device)
+    if kind.window is not None:
+        mask = _both(_in_window(query, key, kind.window), mask)
     causal = kind.causal
     if causal and (bias is not None or kind.softcap is not None or sinks is not None):
         mask, causal = _causal(query, key, mask), False
@@ -214,7 +222,26 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 def _causal(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """The mask combined with a causal one."""
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    return _both(
+        torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None], mask
+    )
+
+
+def _in_window(query: Tensor, key: Tensor, window: tuple[int, int]) -> Tensor:
+    """The window as a mask: bool [1, 1, queries, keys]."""
+    left, right = window
+    queries = torch.arange(query.shape[2], device=query.device)[:, None] + (key.shape[2] - query.shape[2])
+    keys = torch.arange(key.shape[2], device=query.device)
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    if left >= 0:
+        seen = seen & (keys >= queries - left)
+    if right >= 0:
+        seen = seen & (keys <= queries + right)
+    return seen[None, None]
+
+
+def _both(seen: Tensor, mask: Tensor | None) -> Tensor:
+    """A mask of booleans combined with another mask."""
     return seen if mask is None else seen & mask if mask.dtype == torch.bool else mask + _as_floats(seen, mask.dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -227,6 +227,14 @@ class Inputs:
     factors: Factors = NO_FACTORS
 
 
+class Size(NamedTuple):
+    """A node that asks for a size of a tensor: the product of the sizes of (view, dimension) pairs, and `more`."""
+
+    node: Node
+    parts: tuple[tuple[View, int], ...]
+    more: int
+
+
 @dataclass(frozen=True)
 class Forward:
     """The forward of an attention.
@@ -238,8 +246,7 @@ class Forward:
             of decomposed attention.
         draws: the nodes that draw random numbers for dropout; they are erased with the forward unless something else
             reads them.
-        sizes: nodes that ask for a size of a tensor that is erased with the forward, each with the (view, dimension)
-            pairs of operands whose sizes multiply to that size.
+        sizes: the sizes that the program asks of tensors that are erased with the forward.
         not_read: backwards of other forwards that take the random state of this one but do not use it, because they
             have no dropout; they are replaced first.
     """
@@ -249,7 +256,7 @@ class Forward:
     out: Sink
     logsumexp: Output | None
     draws: tuple[Node, ...] = ()
-    sizes: tuple[tuple[Node, tuple[tuple[View, int], ...]], ...] = ()
+    sizes: tuple[Size, ...] = ()
     not_read: frozenset[Node] = frozenset()
 
     @property

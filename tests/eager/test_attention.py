@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -16,7 +17,7 @@ from dash_inductor.config import config
 from dash_inductor.eager import attention as module
 from dash_inductor.eager.attention import attention
 from dash_inductor.errors import FallbackError
-from dash_inductor.records.records import sites
+from dash_inductor.records.records import clear_sites, sites
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +221,49 @@ def test_switched_off() -> None:
     with config.patch(cpu="off"):
         assert torch.equal(attention(query, key, value, causal=True), plain)
     assert not sites()
+
+
+@pytest.mark.parametrize(
+    ("window", "mask"), [((9, 0), "band(0,9)"), ((-1, 5), "band(-5,none)"), ((3, 4), "band(-4,3)")]
+)
+def test_windows(window: tuple[int, int], mask: str) -> None:
+    """They are counted from the ends of queries and keys, and narrow another mask."""
+    left, right = window
+    for queries, keys in ((40, 40), (30, 40)):
+        clear_sites()
+        query, key, value, _ = tensors(queries=queries, keys=keys)
+        distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+        seen = (distance <= left if left >= 0 else True) & (distance >= -right)
+        expected = F.scaled_dot_product_attention(query, repeated(key, query), repeated(value, query), attn_mask=seen)
+        torch.testing.assert_close(attention(query, key, value, window=window), expected)
+        assert {record.status for record in sites()} == {"replaced"}
+        if queries == keys:
+            assert {record.mask for record in sites()} == {mask}
+    even = torch.arange(keys) % 2 == 0
+    expected = F.scaled_dot_product_attention(
+        query, repeated(key, query), repeated(value, query), attn_mask=seen & even
+    )
+    torch.testing.assert_close(attention(query, key, value, even[None, None, None], window=window), expected)
+
+
+def repeated(tensor: Tensor, query: Tensor) -> Tensor:
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def test_sinks_with_lengths_that_change() -> None:
+    """The scores have a column more than there are keys, whose number is dynamic."""
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.0])[:, None, None]
+    for length in (40, 33, 57):
+        query, key, value = (torch.randn(2, n, length, 16).requires_grad_() for n in (4, 2, 2))
+        out = attention(query, key, value, sinks=sinks.flatten())
+        s = query @ repeated(key, query).mT / 4
+        s = torch.cat([s, sinks.expand(2, -1, length, 1)], -1).softmax(-1)[..., :-1]
+        expected = s @ repeated(value, query)
+        torch.testing.assert_close(out, expected)
+        for ours, true in zip(
+            torch.autograd.grad(out.square().sum(), [query, key, value]),
+            torch.autograd.grad(expected.square().sum(), [query, key, value]),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, true, atol=1e-4, rtol=1e-4)
+    assert {record.status for record in sites()} == {"replaced"}

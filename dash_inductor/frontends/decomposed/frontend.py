@@ -28,7 +28,7 @@ from ...model.mask import Band
 from ...model.plan import Fallback
 from ...model.reasons import Reason
 from .. import math_backend
-from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, View
+from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, Size, View
 from ..repeat_kv import Unused
 from ..scores import ONLY_READ
 from .factors import check_factor, factors_of, gradients_of_factor
@@ -258,14 +258,19 @@ class _Match:
             forward, backward, OP if self.of_math is None else math_backend.OP, note=note, one_operator=False,
         )  # fmt: skip
 
-    def _sizes(self, inputs: Inputs) -> Iterator[tuple[Node, tuple[tuple[View, int], ...]]]:
-        """Yield sizes that the program asks of tensors between the products, as products of sizes of query and key."""
+    def _sizes(self, inputs: Inputs) -> Iterator[Size]:
+        """Yield sizes that the program asks of tensors between the products, as products of sizes of query and key.
+
+        Scores beside which sinks lie have one column more.
+        """
         places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
+        columns = (0,) if self.values.scores.sink is None else (0, 1)
         for node in _asked(self.values):
-            for parts in itertools.chain(zip(places, strict=True), itertools.combinations(places, 2)):
+            ways = itertools.chain(zip(places, strict=True), itertools.combinations(places, 2))
+            for parts, more in itertools.product(ways, columns):
                 size = math.prod(shape_of(view.node)[dim] for view, dim in parts)
-                if sizes.same(size, node.meta["val"]):
-                    yield node, parts
+                if sizes.same(size + more, node.meta["val"]):
+                    yield Size(node, parts, more)
                     break
             else:
                 raise Stuck(node, "a size that no operand has")

@@ -127,10 +127,11 @@ def _plain_results(
     if match.attention.has_backward:
         logsumexp = emitter.call(operator.getitem, (node, 1), before=old, like=old)
     unwatched(out)
-    for size, parts in forward.sizes:
+    for size, parts, more in forward.sizes:
         arguments = [(view.node, dim) for view, dim in parts]
         found = [emitter.call(aten.sym_size.int, each, before=size, like=size) for each in arguments]
         same = functools.reduce(lambda a, b: emitter.call(operator.mul, (a, b), before=size, like=size), found)
+        same = emitter.call(operator.add, (same, more), before=size, like=size) if more else same
         swaps.append((size, same))
     swap = None if forward.out.used is None else forward.out.put(emitter, out, before=old)
     if swap is not None:
