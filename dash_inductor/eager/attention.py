@@ -113,7 +113,7 @@ def attention(
         of_query[2] == 1,
         torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
     )
-    if torch.compiler.is_compiling() or not _switch.is_enabled() or not _is_replaced_on(query.device):
+    if torch.compiler.is_compiling() or not _switch.is_enabled() or not is_replaced_on(query.device):
         return _written(kind, query, key, value, mask, sinks, bias, operands)
     with DETERMINISTIC:
         found: Tensor = _compiled(kind)(query, key, value, mask, sinks, bias, operands)
@@ -124,7 +124,8 @@ def _covers(mask: LazyMask, query: Tensor, key: Tensor) -> bool:
     return mask.sizes == (query.shape[0], 1, query.shape[2], key.shape[2])
 
 
-def _is_replaced_on(device: torch.device) -> bool:
+def is_replaced_on(device: torch.device) -> bool:
+    """Whether attention on a device is replaced."""
     return device.type != "cpu" or config.cpu != "off"
 
 
@@ -200,11 +201,14 @@ def _by_hand(
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     if kind.softcap is not None:
         scores = torch.tanh(scores / kind.softcap) * kind.softcap
-    if sinks is None:
+    if sinks is None and mask is None:
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32)
+    elif sinks is None and mask is not None:
         # As in `scaled_dot_product_attention`, the output of a query that sees no key is zero.
-        scores = scores if mask is None else scores + _as_floats(mask, scores.dtype, -math.inf)
+        scores = scores + _as_floats(mask, scores.dtype, -math.inf)
         weights = torch.ops.aten._safe_softmax(scores.to(torch.float32), -1)
     else:
+        assert sinks is not None
         scores = scores if mask is None else scores + _as_floats(mask, scores.dtype)
         column = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], -1)
         weights = F.softmax(torch.cat([scores, column.to(scores.dtype)], dim=-1), dim=-1, dtype=torch.float32)[..., :-1]

@@ -222,7 +222,7 @@ class Reason(Enum):
         "A function under `torch.compiler.disable` computes it, outside of all graphs.",
         (
             "`detail` names the function, and the record the line that calls it. FlashAttention-4 (`flash_attn.cute`) "
-            "cannot be traced: call `scaled_dot_product_attention`, `varlen_attn` or flash-attn 2 or 3 in its place, "
+            "cannot be traced: import its functions from `dash_inductor.integrations.flash_attn` in its place, "
             "without `torch.compiler.disable`. Other functions may need it no longer."
         ),
     )

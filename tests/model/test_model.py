@@ -240,14 +240,13 @@ def test_texts_that_are_no_calls_with_a_bias(bias: str) -> None:
 
 def test_few_sources_know_what_a_modifier_means() -> None:
     """Beside entries and attention in eager mode, which read it from programs; all others have it by its name."""
+    of_programs = tuple(f"dash_inductor/{room}/" for room in ("frontends", "eager", "integrations"))
     roots = [ROOT / name for name in ("dash_inductor", "kernels", "lowering")]
     sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for root in roots for path in
                root.rglob("*.py")}  # fmt: skip
     for name in MODIFIERS:
         found = {path for path, text in sources.items() if re.search(rf"\b{name}\b", text, re.IGNORECASE)}
-        assert {
-            path for path in found if not path.startswith(("dash_inductor/frontends/", "dash_inductor/eager/"))
-        } == {
+        assert {path for path in found if not path.startswith(of_programs)} == {
             "dash_inductor/model/attention_spec.py",
             "kernels/common/score.py",
             "kernels/common/device/score.py",
