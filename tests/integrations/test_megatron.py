@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +18,14 @@ from dash_inductor import config, sites
 from dash_inductor.errors import ArgumentError
 from dash_inductor.records.records import clear_sites
 
+from ..support.packed import documents, packed_attention
 from ..support.processes import run_python
 
 pytest.importorskip("megatron.core", reason="megatron-core is for Linux")
 
 from megatron.core import tensor_parallel
 from megatron.core.fusions import fused_softmax
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import dot_product_attention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -169,13 +171,38 @@ def test_a_query_without_keys_gets_zeros() -> None:
     assert out[7, 0].all()
 
 
+@pytest.mark.parametrize("window", [None, (20, 0)], ids=str)
+@pytest.mark.parametrize("kind", [AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.padding], ids=str)
+def test_packed_sequences(kind: AttnMaskType, window: tuple[int, int] | None) -> None:
+    layer = Layer(groups=2, more=() if window is None else (("window_size", window),))
+    module = layer.made(DotProductAttention)
+    for places in ((0, 30, 31, 90), (0, 64, 100)):
+        starts, longest = documents(*places), max(b - a for a, b in itertools.pairwise(places))
+        generator = torch.Generator().manual_seed(1)
+        given = [torch.randn(places[-1], n, DIM, generator=generator).requires_grad_() for n in (HEADS, 2, 2)]
+        sequences = PackedSeqParams("thd", starts, starts, max_seqlen_q=longest, max_seqlen_kv=longest)
+        out = module(*given, None, attn_mask_type=kind, packed_seq_params=sequences)
+        expected = packed_attention(*given, starts, window or (-1, 0 if kind != PADDING else -1)).flatten(1)
+        torch.testing.assert_close(out, expected)
+        for ours, true in zip(*(torch.autograd.grad(t.square().sum(), given) for t in (out, expected)), strict=True):
+            torch.testing.assert_close(ours, true, atol=1e-4, rtol=1e-4)
+    assert {record.status for record in sites()} == {"replaced"}
+
+
 def test_what_is_not_supported() -> None:
     layer = Layer()
     module, tensors = layer.made(DotProductAttention), layer.tensors(8, torch.float32)
     with pytest.raises(ArgumentError, match="attention_bias"):
         module(*tensors, None, attention_bias=torch.zeros(1))
-    with pytest.raises(ArgumentError, match="packed_seq_params"):
-        module(*tensors, None, packed_seq_params=object())
+    starts = documents(0, 8)
+    sequences = PackedSeqParams("thd", starts, starts, max_seqlen_q=8, max_seqlen_kv=8)
+    packed = [t[:, 0] for t in tensors]
+    for wrong in (replace(sequences, qkv_format="bshd"), replace(sequences, cu_seqlens_q_padded=starts)):
+        with pytest.raises(ArgumentError, match=r"packed_seq_params.*with packed sequences"):
+            module(*packed, None, packed_seq_params=wrong)
+    for more in (("attention_dropout", 0.1), ("softmax_type", "off-by-one")):
+        with pytest.raises(ArgumentError, match=more[0]):
+            Layer(more=(more,)).made(DotProductAttention)(*packed, None, packed_seq_params=sequences)
     with pytest.raises(ArgumentError, match="equal lengths in a causal layer"):
         module(tensors[0][:5], *tensors[1:], None)
 
