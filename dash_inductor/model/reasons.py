@@ -105,10 +105,7 @@ class Reason(Enum):
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
-        (
-            "Pad the head dimension to a multiple of 8. Above 128, and up to 256, there are kernels only for 16-bit "
-            "types."
-        ),
+        "There are kernels up to 128 for float32, and up to 256 for 16-bit types.",
     )
     VALUE_DIM = (
         "value_dim",

@@ -102,8 +102,8 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
     if known == "cpu":
         raise ArgumentError("arch", arch, [*SHARED_BYTES, *SAME_AS])
     for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if dim % 8 or not 8 <= dim <= 256:
-            raise ArgumentError(name, dim, "a multiple of 8 from 8 to 256")
+        if not 1 <= dim <= 256:
+            raise ArgumentError(name, dim, "a number from 1 to 256")
     if bits not in (16, 32):
         raise ArgumentError("bits", bits, (16, 32))
     return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]

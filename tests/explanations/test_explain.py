@@ -120,10 +120,10 @@ def test_another_architecture_has_another_plan() -> None:
 def test_a_fallback_site_has_advice_and_what_is_known() -> None:
     (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 64)] * 3)).sites
     assert (site.fallback, site.advice) == (Fallback(Reason.CPU_OFF), Reason.CPU_OFF.advice)
-    (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 20)] * 3), arch="sm_90").sites
+    (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 264)] * 3), arch="sm_90").sites
     assert site.fallback is not None
     assert (site.fallback.reason, site.plan) == (Reason.HEAD_DIM, None)
-    assert "multiples of 8" in site.fallback.detail
+    assert "up to 256" in site.fallback.detail
     assert site.site is not None
     assert not any(candidate.chosen for candidate in site.candidates)
 
@@ -255,7 +255,7 @@ def explanation() -> Explanation:
     """Two equal layers and a site that is not replaced, planned for sm_90."""
     torch.use_deterministic_algorithms(True)
     layers = dash_inductor.explain(model(), inputs(), attention_mask=torch.ones(2, 128), arch="sm_90")
-    fallback = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 20)] * 3), arch="sm_90")
+    fallback = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 264)] * 3), arch="sm_90")
     notes = ("A note of `code` that is so long that it does not fit into one line of the table of 100 columns at all.",)
     return Explanation((*layers.graphs, *fallback.graphs), (*layers.sites, *fallback.sites), notes)
 

@@ -59,7 +59,6 @@ LARGE = {"head_dim": 256, "value_dim": 256}
         (Reason.DTYPE, flash_backward, {"dtype": torch.float64}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 136, "value_dim": 136, "dtype": torch.float32}, {}),
-        (Reason.HEAD_DIM, efficient, {"head_dim": 60, "value_dim": 60}, {}),
         (Reason.VALUE_DIM, efficient, {"value_dim": 264}, {}),
         (Reason.VALUE_DIM, efficient, {"head_dim": 192, "value_dim": 128, "dtype": torch.float32}, {}),
         (Reason.SHAPE, flash_backward, {"kv_heads": 3}, {}),
