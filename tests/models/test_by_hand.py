@@ -59,3 +59,33 @@ def test_attention_weights_in_the_output_keep_it() -> None:
         result = graphs.compile(model)(**inputs_of("Bert", "plain"))
         assert result.attentions
     assert {record.reason for record in sites()} == {Reason.PROBABILITIES_USED}
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi_beside_the_lowest_number(heads: int) -> None:
+    """MPT: a bias of positions, and scores of hidden keys that become the lowest number."""
+    from transformers import MptConfig, MptForCausalLM
+
+    config = MptConfig(d_model=16 * heads, n_heads=heads, n_layers=2, vocab_size=97, max_seq_len=128, expansion_ratio=2)
+    config.use_cache = False
+    model = MptForCausalLM(config).eval()
+    tokens = torch.randint(0, 97, (2, 40))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    run, found = trained(model, inputs)
+    assert [(record.op, record.mask) for record in sites()] == [(OP, "causal + bias")] * 2, [
+        record.detail for record in sites()
+    ]
+    check_accuracy(model, run, found, inputs)
+
+
+def test_padding_may_hide_all_keys_by_the_lowest_number() -> None:
+    """Then MPT spreads the probabilities of such a query over all keys: it is kept, and the record says so."""
+    from transformers import MptConfig, MptForCausalLM
+
+    config = MptConfig(d_model=64, n_heads=4, n_layers=1, vocab_size=97, max_seq_len=128, expansion_ratio=2)
+    tokens = torch.randint(0, 97, (2, 40))
+    with capture() as graphs:
+        graphs.compile(MptForCausalLM(config))(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    (record,) = sites()
+    assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
+    assert "may hide all keys of a query by a finite value" in record.detail

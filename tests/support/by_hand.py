@@ -61,6 +61,16 @@ def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(order(q), scores, torch.finfo(scores.dtype).min).softmax(-1) @ v
 
 
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As MPT: distances times slopes that are reciprocals of powers, and a finite number where nobody sees."""
+    heads, length = q.shape[1], k.shape[2]
+    powers = torch.arange(1, heads + 1, device=q.device).float() * (8 / heads)
+    slopes = (1.0 / torch.pow(2, powers)).view(heads, 1, 1)
+    bias = torch.arange(1 - length, 1, dtype=torch.int32, device=q.device).view(1, 1, length) * slopes
+    scores = q @ k.mT * 0.25 + bias.to(q.dtype)
+    return scores.masked_fill(~order(q), torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
 def twice_hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     near = order(q) & ~order(q).tril(-9)
     scores = (q @ k.mT).masked_fill(~order(q), -math.inf).masked_fill(~near, -math.inf)
@@ -179,6 +189,7 @@ PROGRAMS = {
     "plain": Program(plain, "causal"),
     "hidden": Program(hidden, "causal"),
     "chosen": Program(chosen, "causal"),
+    "alibi": Program(alibi, "causal + bias"),
     "twice hidden": Program(twice_hidden, "band(0,8)"),
     "shifted": Program(shifted, "causal"),
     "flat": Program(flat, "causal"),

@@ -31,7 +31,7 @@ from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Si
 from ..repeat_kv import Unused
 from ..scores import ONLY_READ
 from .labels import CAST, is_float, shape_of
-from .masks import mask_of, must_be_read
+from .masks import mask_and_bias_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, find_scores
 from .value import Kind, Value
@@ -217,8 +217,7 @@ class _Match:
             if not values.results["O"] < first:
                 raise Stuck(first, "the backward stands in front of the forward")
         bias_gradient = self._bias_gradient()
-        mask = mask_of(reader)
-        place = None if mask is None else reader.place(mask)
+        mask, bias = mask_and_bias_of(reader)
         nothing = Band()
         inputs = Inputs(
             View(reader.view("Q", query)),
@@ -228,8 +227,9 @@ class _Match:
             values.dropout,
             flags=nothing,
             band=lambda: nothing,
-            mask=place,
-            data=() if mask is None else (mask,),
+            mask=None if mask is None else reader.place(mask),
+            bias=None if bias is None else reader.place(bias),
+            data=tuple(tensor for tensor in (mask, bias) if tensor is not None),
             modifiers={} if scores.tanh is None else {"softcap": scores.outer},
             sinks=self._sinks(),
             mask_only=ONLY_READ if must_be_read(scores.terms) else "",
