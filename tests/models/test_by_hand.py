@@ -89,3 +89,44 @@ def test_padding_may_hide_all_keys_by_the_lowest_number() -> None:
     (record,) = sites()
     assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
     assert "may hide all keys of a query by a finite value" in record.detail
+
+
+@pytest.mark.parametrize("kind", ["local", "transient-global"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_local_blocks(kind: str, padded: bool) -> None:
+    """LongT5's encoder: each block of queries is a batch element, with the keys of three blocks and a learned bias."""
+    from transformers import LongT5Config
+    from transformers.models.longt5.modeling_longt5 import LongT5EncoderModel
+
+    config = LongT5Config(
+        d_model=64, d_kv=16, num_heads=4, num_layers=2, d_ff=32, vocab_size=97, local_radius=7, global_block_size=4,
+        encoder_attention_type=kind, dropout_rate=0.0,
+    )  # fmt: skip
+    model = LongT5EncoderModel(config)
+    tokens = torch.randint(2, 97, (2, 40))
+    valid = torch.ones_like(tokens)
+    valid[1, 30:] = not padded
+    inputs = {"input_ids": tokens, "attention_mask": valid}
+
+    def loss(run: Any) -> torch.Tensor:
+        state = run(**inputs).last_hidden_state
+        weights = torch.randn(state.shape, generator=torch.Generator().manual_seed(0)) * valid[..., None]
+        return (state * weights).sum()
+
+    def gradients_of(run: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        loss(run).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    with capture() as graphs:
+        found = gradients_of(graphs.compile(model))
+    assert [(record.op, record.status) for record in sites()] == [(OP, "replaced")] * 2, [
+        record.detail for record in sites()
+    ]
+    assert all(record.mask == "full + bias" for record in sites())
+    theirs = gradients_of(model)
+    model.double()
+    exact = gradients_of(model)
+    for ours, eager, true in zip(found, theirs, exact, strict=True):
+        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (ours - true).abs().max() <= 2 * (eager - true).abs().max() + floor

@@ -169,6 +169,13 @@ def windows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return (scores.unflatten(0, (-1, 2)) + mask[:, None]).flatten(0, 1).softmax(-1) @ v
 
 
+def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As LongT5: [batch, blocks, length, heads, dim], a block of queries with the keys of three, and a learned bias."""
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k)
+    scores += bias  # in place
+    return torch.einsum("...hqk,...khd->...qhd", scores.softmax(-1), v)
+
+
 def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
     return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
 
@@ -200,6 +207,9 @@ PROGRAMS = {
     "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
     "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
     "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
+    "blocks": Program(
+        blocks, "full + bias", ((2, 3, 8, HEADS, DIM), *[(2, 3, 24, HEADS, DIM)] * 2, (1, 1, HEADS, 8, 24))
+    ),
     "two biases": Program(two_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
     "grouped": Program(grouped, "full", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),
     "grouped causal": Program(grouped_causal, "causal", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),

@@ -247,6 +247,7 @@ class _Match:
                 sink_gradient=self._sink_gradient(),
             )
         draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
+        draws += tuple(values.idle())
         forward = Forward(values.results["O"], inputs, out, None, draws, sizes=tuple(self._sizes(inputs)))
         wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
         note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")
