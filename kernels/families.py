@@ -31,5 +31,5 @@ def family(name: str, argument: str = "family") -> Family:
 
 def head_dims_in_words(site: Site, arch: str) -> str:
     """Describes, for an error message, the head dims that any family covers for the dtype of `site` on `arch`."""
-    ranges = [f"{f.name}: {f.head_dims}" for f in FAMILIES if f.runs_on(arch, BITS[site.dtype])]
-    return f"multiples of 8 ({'; '.join(ranges)})"
+    ranges = [f"{f.head_dims} ({f.name})" for f in FAMILIES if f.runs_on(arch, BITS[site.dtype])]
+    return "; ".join(ranges)

@@ -90,7 +90,7 @@ class Family:
         raise NotImplementedError
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        """Returns whether the backward covers `head_dim` (q and k) with `value_dim` (v), both multiples of 8."""
+        """Returns whether the backward covers `head_dim` (q and k) with `value_dim` (v), both at least 1."""
         raise NotImplementedError
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
@@ -115,11 +115,7 @@ class Family:
     def covers_dims(self, site: Site, arch: str) -> bool:
         """Returns whether the family covers the dtype and the head dims of `site` on `arch`, given as for `runs_on`."""
         dims = site.head_dim, site.value_dim
-        return (
-            self.runs_on(arch, BITS[site.dtype])
-            and all(dim >= 8 and dim % 8 == 0 for dim in dims)
-            and self.has_head_dims(*dims)
-        )
+        return self.runs_on(arch, BITS[site.dtype]) and min(dims) >= 1 and self.has_head_dims(*dims)
 
     def covers(self, site: Site, arch: str) -> bool:
         """Returns whether the family can run `site` on `arch`: it supports dtype, head dims, mask and scores."""

@@ -105,10 +105,7 @@ class Reason(Enum):
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
-        (
-            "Pad the head dimension to a multiple of 8. Above 128, and up to 256, there are kernels only for 16-bit "
-            "types."
-        ),
+        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types.",
     )
     VALUE_DIM = (
         "value_dim",
@@ -116,10 +113,7 @@ class Reason(Enum):
             "No kernel for this device and dtype has a head dimension of value that differs so from that of query "
             "and key."
         ),
-        (
-            "Pad value to the head dimension of query and key. On CUDA, those up to 128, and in 16 bits up to 256, "
-            "need no padding."
-        ),
+        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types; they may differ.",
     )
     SHAPE = (
         "shape",

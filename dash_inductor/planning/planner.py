@@ -80,7 +80,7 @@ def _why_not(site: Site, arch: str) -> Fallback:
     if any(f.covers_dims(site, arch) for f in FAMILIES):
         return Fallback(Reason.MASK_UNSUPPORTED, f"{components(site)} at {dims}")
     reason = Reason.HEAD_DIM if site.value_dim == site.head_dim else Reason.VALUE_DIM
-    return Fallback(reason, f"{dims}; there are {head_dims_in_words(site, arch)}")
+    return Fallback(reason, f"{dims}; covered are {head_dims_in_words(site, arch)}")
 
 
 def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
@@ -183,8 +183,8 @@ def check_kind(site: Site, arch: str) -> None:
 def _check(site: Site, arch: str, schedule: str | None) -> None:
     check_kind(site, arch)
     for name, dim in (("head_dim", site.head_dim), ("value_dim", site.value_dim)):
-        if dim < 8 or dim % 8:
-            raise ArgumentError(name, dim, "a multiple of 8")
+        if dim < 1:
+            raise ArgumentError(name, dim, "at least 1")
     known = tables_of(arch)
     if not any(f.covers_dims(site, known) for f in FAMILIES):
         dims = site.head_dim, site.value_dim

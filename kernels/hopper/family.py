@@ -38,7 +38,7 @@ class Hopper(Family):
     """The kernel family of the warp-specialised Gluon kernels for sm_90 (H100, H200)."""
 
     name = "hopper"
-    head_dims = "equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
+    head_dims = "multiples of 8, equal ones from 40 to 256, and 136 to 192 beside 72 to 128 of value"
     reads = RELATIONS
     scores = SCORES.difference(ADDED)
     cta_per_query_head = True
@@ -50,8 +50,10 @@ class Hopper(Family):
         return (arch, bits) == (ARCH, 16)
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
+        if dims_of_tile(head_dim, value_dim) is None:
+            return False
         if head_dim == value_dim:  # the templates fit the smallest heads better than tiles of 64, mostly zeros
-            return head_dim > 32 and dims_of_tile(head_dim, value_dim) is not None
+            return head_dim > 32
         return 128 < head_dim <= 192 and 64 < value_dim <= 128
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:

@@ -37,9 +37,13 @@ hide the cost of adding to dq."""
 
 
 def dims_of_tile(head_dim: int, value_dim: int) -> Dims | None:
-    """Returns the dims (of q and k, of v) of the smallest tile that holds these head dims, or None if they are too
-    large.
+    """Returns the dims (of q and k, of v) of the smallest tile that holds these head dims.
+
+    It is None if they are too large, or if TMA cannot read them: its rows begin at multiples of 16 bytes, so both must
+    be multiples of 8.
     """
+    if head_dim % 8 or value_dim % 8:
+        return None
     for dims in CANDIDATES:
         if head_dim <= dims[0] and value_dim <= dims[1]:
             return dims

@@ -79,6 +79,16 @@ def test_inference(name: str) -> None:
     assert found.stride() == program.function(*inputs).stride()
 
 
+def test_what_reads_only_sizes_and_is_not_read_is_erased() -> None:
+    """Autograd leaves an empty tensor behind where a bias was added to scores in place."""
+    program = PROGRAMS["blocks"]
+    graphs, _ = compiled(program.function, tensors(*program.shapes))
+    assert graphs.count_before("aten::new_empty_strided") == 1
+    assert only_record().status == "replaced"
+    assert not graphs.count("aten::new_empty_strided")
+    assert not graphs.count("aten::exp")
+
+
 @pytest.mark.parametrize("name", ["plain", "softcap", "sinks", "flat"])
 def test_no_plane_is_saved(name: str) -> None:
     """The backward reads the output and the log-sum-exp, not the probabilities."""

@@ -59,3 +59,74 @@ def test_attention_weights_in_the_output_keep_it() -> None:
         result = graphs.compile(model)(**inputs_of("Bert", "plain"))
         assert result.attentions
     assert {record.reason for record in sites()} == {Reason.PROBABILITIES_USED}
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi_beside_the_lowest_number(heads: int) -> None:
+    """MPT: a bias of positions, and scores of hidden keys that become the lowest number."""
+    from transformers import MptConfig, MptForCausalLM
+
+    config = MptConfig(d_model=16 * heads, n_heads=heads, n_layers=2, vocab_size=97, max_seq_len=128, expansion_ratio=2)
+    config.use_cache = False
+    model = MptForCausalLM(config).eval()
+    tokens = torch.randint(0, 97, (2, 40))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    run, found = trained(model, inputs)
+    assert [(record.op, record.mask) for record in sites()] == [(OP, "causal + bias")] * 2, [
+        record.detail for record in sites()
+    ]
+    check_accuracy(model, run, found, inputs)
+
+
+def test_padding_may_hide_all_keys_by_the_lowest_number() -> None:
+    """Then MPT spreads the probabilities of such a query over all keys: it is kept, and the record says so."""
+    from transformers import MptConfig, MptForCausalLM
+
+    config = MptConfig(d_model=64, n_heads=4, n_layers=1, vocab_size=97, max_seq_len=128, expansion_ratio=2)
+    tokens = torch.randint(0, 97, (2, 40))
+    with capture() as graphs:
+        graphs.compile(MptForCausalLM(config))(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    (record,) = sites()
+    assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
+    assert "may hide all keys of a query by a finite value" in record.detail
+
+
+@pytest.mark.parametrize("kind", ["local", "transient-global"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_local_blocks(kind: str, padded: bool) -> None:
+    """LongT5's encoder: each block of queries is a batch element, with the keys of three blocks and a learned bias."""
+    from transformers import LongT5Config
+    from transformers.models.longt5.modeling_longt5 import LongT5EncoderModel
+
+    config = LongT5Config(
+        d_model=64, d_kv=16, num_heads=4, num_layers=2, d_ff=32, vocab_size=97, local_radius=7, global_block_size=4,
+        encoder_attention_type=kind, dropout_rate=0.0,
+    )  # fmt: skip
+    model = LongT5EncoderModel(config)
+    tokens = torch.randint(2, 97, (2, 40))
+    valid = torch.ones_like(tokens)
+    valid[1, 30:] = not padded
+    inputs = {"input_ids": tokens, "attention_mask": valid}
+
+    def loss(run: Any) -> torch.Tensor:
+        state = run(**inputs).last_hidden_state
+        weights = torch.randn(state.shape, generator=torch.Generator().manual_seed(0)) * valid[..., None]
+        return (state * weights).sum()
+
+    def gradients_of(run: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        loss(run).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    with capture() as graphs:
+        found = gradients_of(graphs.compile(model))
+    assert [(record.op, record.status) for record in sites()] == [(OP, "replaced")] * 2, [
+        record.detail for record in sites()
+    ]
+    assert all(record.mask == "full + bias" for record in sites())
+    theirs = gradients_of(model)
+    model.double()
+    exact = gradients_of(model)
+    for ours, eager, true in zip(found, theirs, exact, strict=True):
+        floor = 8 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (ours - true).abs().max() <= 2 * (eager - true).abs().max() + floor

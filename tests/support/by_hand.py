@@ -61,6 +61,16 @@ def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(order(q), scores, torch.finfo(scores.dtype).min).softmax(-1) @ v
 
 
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As MPT: distances times slopes that are reciprocals of powers, and a finite number where nobody sees."""
+    heads, length = q.shape[1], k.shape[2]
+    powers = torch.arange(1, heads + 1, device=q.device).float() * (8 / heads)
+    slopes = (1.0 / torch.pow(2, powers)).view(heads, 1, 1)
+    bias = torch.arange(1 - length, 1, dtype=torch.int32, device=q.device).view(1, 1, length) * slopes
+    scores = q @ k.mT * 0.25 + bias.to(q.dtype)
+    return scores.masked_fill(~order(q), torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
 def twice_hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     near = order(q) & ~order(q).tril(-9)
     scores = (q @ k.mT).masked_fill(~order(q), -math.inf).masked_fill(~near, -math.inf)
@@ -159,6 +169,13 @@ def windows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return (scores.unflatten(0, (-1, 2)) + mask[:, None]).flatten(0, 1).softmax(-1) @ v
 
 
+def blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As LongT5: [batch, blocks, length, heads, dim], a block of queries with the keys of three, and a learned bias."""
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k)
+    scores += bias  # in place
+    return torch.einsum("...hqk,...khd->...qhd", scores.softmax(-1), v)
+
+
 def two_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -> Tensor:
     return (q @ k.mT * 0.25 + bias + more).softmax(-1) @ v
 
@@ -208,6 +225,7 @@ PROGRAMS = {
     "plain": Program(plain, "causal"),
     "hidden": Program(hidden, "causal"),
     "chosen": Program(chosen, "causal"),
+    "alibi": Program(alibi, "causal + bias"),
     "twice hidden": Program(twice_hidden, "band(0,8)"),
     "shifted": Program(shifted, "causal"),
     "flat": Program(flat, "causal"),
@@ -218,6 +236,9 @@ PROGRAMS = {
     "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
     "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
     "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
+    "blocks": Program(
+        blocks, "full + bias", ((2, 3, 8, HEADS, DIM), *[(2, 3, 24, HEADS, DIM)] * 2, (1, 1, HEADS, 8, 24))
+    ),
     "two biases": Program(two_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
     "grouped": Program(grouped, "full", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),
     "grouped causal": Program(grouped_causal, "causal", (SPLIT, *(SPLIT[:3] + SPLIT[4:],) * 2)),

@@ -33,7 +33,7 @@ from ..repeat_kv import Unused
 from ..scores import ONLY_READ
 from .factors import check_factor, factors_of, gradients_of_factor
 from .labels import CAST, COPIES, VIEWS, is_float, shape_of
-from .masks import mask_of, must_be_read
+from .masks import mask_and_bias_of, must_be_read
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, constant_factor, find_scores
 from .value import Kind, Value
@@ -219,8 +219,7 @@ class _Match:
             if not values.results["O"] < first:
                 raise Stuck(first, "the backward stands in front of the forward")
         bias_gradient = self._bias_gradient()
-        mask = mask_of(reader)
-        place = None if mask is None else reader.place(mask)
+        mask, bias = mask_and_bias_of(reader)
         nothing = Band()
         inputs = Inputs(
             View(reader.view("Q", query)),
@@ -230,8 +229,9 @@ class _Match:
             values.dropout,
             flags=nothing,
             band=lambda: nothing,
-            mask=place,
-            data=() if mask is None else (mask,),
+            mask=None if mask is None else reader.place(mask),
+            bias=None if bias is None else reader.place(bias),
+            data=tuple(tensor for tensor in (mask, bias) if tensor is not None),
             modifiers={} if scores.tanh is None else {"softcap": scores.outer},
             sinks=self._sinks(),
             factors=factors_of(reader),
@@ -251,6 +251,7 @@ class _Match:
                 factor_gradients=functools.partial(tuple, gradients_of_factor(reader)),
             )
         draws = (*values.random, *(node for drawn in values.random[1:] for node in drawn.all_input_nodes))
+        draws += tuple(values.idle())
         forward = Forward(values.results["O"], inputs, out, None, draws, sizes=tuple(self._sizes(inputs)))
         wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
         note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
+from ...graph.nodes import op_name
 from ...graph.temporaries import users
+from ...masks.nodes import CREATION
 from .labels import Atoms, Dimension
 from .scores import Scores
 from .value import PUBLIC, RESULTS, Kind, Operand, Value
@@ -91,6 +93,16 @@ class Known:
 
     def strangers(self) -> Iterator[tuple[Node, Node]]:
         """Yield (node, reader) pairs: a node that holds an intermediate tensor of attention, and an outside reader."""
+        return (pair for pair in self._readers() if not _is_idle(pair[1]))
+
+    def idle(self) -> list[Node]:
+        """Return the outside readers that read nothing but sizes and that nothing reads; see `strangers`.
+
+        Autograd leaves an empty tensor behind where a bias was added to scores in place.
+        """
+        return list(dict.fromkeys(user for _, user in self._readers() if _is_idle(user)))
+
+    def _readers(self) -> Iterator[tuple[Node, Node]]:
         for node, value in self.known.items():
             if value.kind not in PUBLIC:
                 yield from ((node, user) for user in users(node) if user not in self.known)
@@ -130,3 +142,8 @@ class Known:
         """Yield the queued nodes in the order of the graph until the queue is empty; nodes may be queued meanwhile."""
         while self._queue:
             yield heapq.heappop(self._queue)[1]
+
+
+def _is_idle(node: Node) -> bool:
+    """Return whether a node reads no values and nothing reads it: without it, the graph computes the same."""
+    return not node.users and op_name(node) in CREATION

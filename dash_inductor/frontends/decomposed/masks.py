@@ -1,4 +1,13 @@
-"""Combines the masks and biases of decomposed attention into one tensor: a bias, or a boolean mask."""
+"""Combines the masks and biases of decomposed attention: into a mask and a bias, or into one tensor for both.
+
+Note [A bias beside a finite number]
+    A program may add a bias to its scores and then replace hidden ones by a finite number, the lowest of their dtype or
+    -1e9.  If every query sees a key, which the reader of masks proves, that hides keys as minus infinity does, as long
+    as no score that is seen comes near the number.  Products of query and key do not; a bias may, because it may be a
+    mask itself.  Then a query could see nothing but keys that the bias hides, and its probabilities would be spread
+    over hidden keys too.  So mask and bias are read apart only if the bias is proved to stay above half of the number,
+    as ALiBi does, which is computed from positions.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +20,7 @@ from torch.fx import Node
 
 from ...graph.sizes import static
 from ...graph.temporaries import Temporaries
+from ...masks.bounds import bounds
 from .labels import Atom, Dimension, Labels
 from .places import Reader
 from .scores import Factor, Stuck, Term
@@ -18,8 +28,35 @@ from .scores import Factor, Stuck, Term
 aten = torch.ops.aten
 
 
-def mask_of(reader: Reader) -> Node | None:
-    """Return one tensor with all masks and biases of the scores; None without any.
+def mask_and_bias_of(reader: Reader) -> tuple[Node | None, Node | None]:
+    """Return the mask of the scores and the bias that is added to them beside it; None where there is none.
+
+    There is a bias beside a mask only under the conditions of Note [A bias beside a finite number]: otherwise the first
+    tensor combines all masks and biases.
+
+    Raises:
+        Stuck: the dimensions of a mask or bias are not those of the scores.
+    """
+    terms = reader.values.scores.terms
+    if not _are_apart(terms):
+        return _mask_of(reader, terms), None
+    added = [term for term in terms if term.kind == "add"]
+    return _mask_of(reader, terms[len(added) :]), _mask_of(reader, added)
+
+
+def _are_apart(terms: list[Term]) -> bool:
+    added = [term for term in terms if term.kind == "add"]
+    hidden = terms[len(added) :]
+    if not added or not must_be_read(terms) or any(term.kind == "add" for term in hidden):
+        return False
+    fill = max(term.fill for term in hidden)
+    found = [bounds(term.tensor) for term in added]
+    least = sum(-math.inf if each is None else each[0] for each in found)
+    return least > fill / 2 and any(each != (0.0, 0.0) for each in found)  # zeros are no bias
+
+
+def _mask_of(reader: Reader, found: list[Term]) -> Node | None:
+    """Return one tensor with all these masks and biases of the scores; None without any.
 
     It is a boolean mask, True where a query sees a key, if they do nothing but set hidden scores to minus infinity.
     Otherwise, it is added to the scores.
@@ -27,15 +64,15 @@ def mask_of(reader: Reader) -> Node | None:
     Raises:
         Stuck: the dimensions of a mask are not those of the scores.
     """
-    terms = [(term, in_four(reader, term)) for term in reader.values.scores.terms]
+    terms = [(term, in_four(reader, term)) for term in found]
     if not terms:
         return None
     if all(term.kind == "hide" and term.fill == -math.inf for term, _ in terms):
         return _all_visible(reader.temporaries, terms)
-    found: Node | None = None
+    combined: Node | None = None
     for term, tensor in terms:
-        found = _with_term(reader, found, term, tensor)
-    return found
+        combined = _with_term(reader, combined, term, tensor)
+    return combined
 
 
 def must_be_read(terms: list[Term]) -> bool:

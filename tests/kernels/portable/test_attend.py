@@ -59,6 +59,30 @@ INDUCTOR = [
     "band(-9;9):bottom_right,40,70,24,24,1,float16,-0.3,all",
     "causal,64,64,24,24,2,float32,0.3,all,sorted",
 ]
+# Head dims that are no multiples of 8, in forward and backward: rows that begin anywhere, columns past the last one.
+# (The interpreter has no products of bfloat16.)
+ANY_DIM = [
+    "full,40,70,4,4,1,float32,0.3,all",
+    "causal,40,33,20,36,2,float16,0.3,all",
+    "causal:bottom_right,33,70,36,20,2,float16,0.2,padded",
+    "band(-9;9),70,45,33,17,1,float32,0.3,holes",
+    "band(0;20),45,70,1,3,2,float16,-0.3,all",
+    "causal,45,45,7,12,2,float16,0.3,all,sorted",
+    "full,33,40,100,60,1,float32,0.1,holes,apart",
+]
+SCHEDULES = ["two_pass", "spt:dynamic", "two_pass", "ascending", "spt", "two_pass:dynamic", "two_pass"]
+EXACT += ANY_DIM
+BITS += [ANY_DIM[1], ANY_DIM[3], ANY_DIM[5]]
+POISON += [ANY_DIM[2], ANY_DIM[6]]
+INDUCTOR += [ANY_DIM[2], ANY_DIM[4], ANY_DIM[5]]
+# Value wider than key, and wide heads.
+WIDE = [
+    "causal,40,50,64,128,2,float32,0.1,all",
+    "full,33,40,192,128,1,float32,0.07,holes",
+    "band(-9;9),40,33,20,200,1,float32,0.1,all,apart",
+    "causal,33,40,512,300,1,float16,0.04,holes",
+]
+EXACT += WIDE
 DOCUMENT = "causal,45,45,24,24,2,float32,0.3,all,same"
 CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
@@ -73,6 +97,8 @@ BACKWARD = [
     "two_pass,full,40,50,24,24,2,float32,0.3,all,apart",
     "spt,band(0;20),33,50,24,24,2,float32,-0.3,all,single",
     "bent_fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
+    *(f"{schedule},{case}" for schedule, case in zip(SCHEDULES, ANY_DIM, strict=True)),
+    *(f"{schedule},{case}" for schedule, case in zip(SCHEDULES[2:6], WIDE, strict=True)),
 ]
 MODES = {
     "test_against_fp64": "exact",
@@ -95,7 +121,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, str]:
     return dict(zip(cases, interpreted_results("forward", *cases), strict=True))
 
 
-@some([*EXACT, *SEGMENTS], [*EXACT[1::4], *SEGMENTS[::3]])
+@some([*EXACT, *SEGMENTS], [*EXACT[1::4], *ANY_DIM[::2], *SEGMENTS[::3]])
 def test_against_fp64(results: dict[str, str], case: str) -> None:
     """Rows that see no key give zeros and a log-sum-exp of -inf; that is checked there."""
     result = results[f"exact,{case}"]
@@ -134,9 +160,9 @@ def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], 
     assert results[f"documents,{case}"] == "equal"
 
 
-@some(BACKWARD, BACKWARD[1:5:3])
+@some(BACKWARD, [*BACKWARD[1:5:3], *BACKWARD[-10::3]])
 def test_the_backward_reads_what_takes_part(results: dict[str, str], case: str) -> None:
     """Against autograd; keys that no row sees and rows that are left without keys have gradients of zero."""
     result = results[case]
     assert not result.startswith("failed"), result
-    assert max(map(float, result.split())) < 2e-5, result
+    assert max(map(float, result.split())) < TOLERANCE[case.split(",")[7]], result
