@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..graph.nodes import Argument, op_name, origin
 from ..graph.temporaries import Temporaries
+from ..masks.bounds import bounds
 from ..model.mask import Band
 from ..model.plan import Fallback
 from ..model.reasons import Reason
@@ -166,11 +167,26 @@ class _Call:
         fills = {part.fill for part in score.hidden} | ({-math.inf} if mask is not None and score.hidden else set())
         if len(fills) > 1:
             return f"score_mod: {self._scores.text()} hides scores by {max(fills)}, others are hidden by {min(fills)}"
+        low = self._cause_of_low_scores(max(fills, default=-math.inf))
+        if low:
+            return low
         if score.factor != 1.0 and not isinstance(self.args["scale"], float):
             return f"score_mod: {self._scores.text()} multiplies the score, and the scale is {self.args['scale']}"
         if mask is not None and mask.result.meta["val"].dtype != torch.bool:
             return f"mask_mod: {mask.text()} is not bool"
         return self._cause_of_factors() or self._cause_of_gradients()
+
+    def _cause_of_low_scores(self, fill: float) -> str:
+        """Return why a visible score may be as low as a hidden one, `fill`; "" if none is, or hidden ones are -inf.
+
+        A query all of whose keys are as low would see the hidden ones, too.
+        """
+        for part in self._score.added if fill > -math.inf else ():
+            found = bounds(part.node)
+            if found is None or min(part.factor * each for each in found) < fill / 2:
+                what = f"adds {self._scores.text(part.node)}, which may be as low as {fill}, by which it hides scores"
+                return f"score_mod: {self._scores.text()} {what}"
+        return ""
 
     def _cause_of_factors(self) -> str:
         """Return why neither query nor key can be multiplied by a factor of the score; "" if one of them can be."""
