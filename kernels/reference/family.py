@@ -8,6 +8,7 @@ from ...model.plan import Tiles
 from ...model.relations import RELATIONS
 from ...model.site import Site
 from ..family import SCORES, Candidate, Family
+from ..portable.family import LIMIT_OF_16_BITS as LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
 
@@ -16,7 +17,7 @@ class Reference(Family):
     """The family of the reference executor, which runs plans in plain ATen on the CPU."""
 
     name = "reference"
-    head_dims = "all"
+    head_dims = f"equal ones up to {LIMIT}"
     reads = RELATIONS
     scores = SCORES
     device = "cpu"
@@ -25,7 +26,7 @@ class Reference(Family):
         return arch == "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return True
+        return head_dim == value_dim <= LIMIT
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         return Candidate(TILES, TILES), Candidate(TILES, matmul=0.3, reduce=0.4, handover=0.1)
