@@ -265,7 +265,7 @@ REFUSED: list[tuple[Callable[[], Tiles], str]] = [
     (lambda: forward_tiles("sm_70", 16, 64, 64), "arch='sm_70'"),
     (lambda: forward_tiles("sm_90", 8, 64, 64), "bits=8"),
     (lambda: forward_tiles("sm_90", 16, 264, 64), "head_dim=264"),
-    (lambda: forward_tiles("sm_90", 16, 64, 4), "value_dim=4"),
+    (lambda: forward_tiles("sm_90", 16, 64, 0), "value_dim=0"),
 ]
 
 
