@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._inductor.graph import GraphLowering
 
-from dash_inductor import lowering
 from dash_inductor.operators.mask_tables import mask_tables
+from dash_inductor.passes.ops import lowering
 from dash_inductor.passes.ops.operators.index_sums import index_sums
 
 
