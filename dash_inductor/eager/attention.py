@@ -131,10 +131,7 @@ def is_replaced_on(device: torch.device) -> bool:
 
 @functools.cache
 def _compiled(kind: Kind) -> Callable[..., Any]:
-    """The compiled function of a kind.
-
-    It has a unique name, under which Dynamo counts its recompilations and remembers which of its sizes are dynamic.
-    """
+    """The compiled function of a kind."""
 
     def attention(
         query: Tensor,
@@ -147,9 +144,14 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
     ) -> Tensor:
         return _written(kind, query, key, value, mask, sinks, bias, operands)
 
+    return compiled_alone(attention, kind)
+
+
+def compiled_alone(function: Any, kind: Sequence[object]) -> Callable[..., Any]:
+    """Compiles a function under a name of its own, by which Dynamo counts recompilations and knows dynamic sizes."""
     name = hashlib.sha256(" ".join(map(str, kind)).encode()).hexdigest()[:8]
-    attention.__code__ = attention.__code__.replace(co_name=f"attention_{name}")
-    return torch.compile(attention, fullgraph=True, options={"deterministic": True})
+    function.__code__ = function.__code__.replace(co_name=f"{function.__name__}_{name}")
+    return torch.compile(function, fullgraph=True, options={"deterministic": True})
 
 
 def _written(

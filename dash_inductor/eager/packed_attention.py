@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from .. import _switch
-from .attention import is_replaced_on
+from .attention import compiled_alone, is_replaced_on
 from .determinism import DETERMINISTIC
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -85,16 +84,14 @@ def packed_attention(
 
 @functools.cache
 def _compiled(kind: Kind) -> Callable[..., Any]:
-    """The compiled function of a kind, under a name of its own."""
+    """The compiled function of a kind."""
 
     def packed_attention(
         query: Tensor, key: Tensor, value: Tensor, starts_q: Tensor, starts_k: Tensor | None, *lengths: int
     ) -> Tensor:
         return _written(kind, query, key, value, starts_q, starts_q if starts_k is None else starts_k, *lengths)
 
-    name = hashlib.sha256(" ".join(map(str, kind)).encode()).hexdigest()[:8]
-    packed_attention.__code__ = packed_attention.__code__.replace(co_name=f"packed_attention_{name}")
-    return torch.compile(packed_attention, fullgraph=True, options={"deterministic": True})
+    return compiled_alone(packed_attention, kind)
 
 
 def _written(

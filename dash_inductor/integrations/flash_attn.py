@@ -6,8 +6,12 @@ in place of an import from `flash_attn`, `flash_attn_interface` (FlashAttention-
 (FlashAttention-4, which Dynamo cannot trace) is the one line to change.  The packages themselves are not needed.  The
 functions run in compiled functions and in others, and need no `torch.compiler.disable`.
 
-They return the output alone.  FlashAttention-4 returns the log-sum-exp, too: a program that unpacks two results has to
-take one.
+The result is deterministic in a program that is not compiled.  In a compiled function the attention is a part of the
+graph, and as deterministic as the rest of it: if `torch.use_deterministic_algorithms` is on.
+
+The versions of flash-attn have options in different orders, so that options are taken by name alone.  The functions
+return the output alone.  FlashAttention-4 returns the log-sum-exp, too: a program that unpacks two results has to take
+one.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -47,7 +52,7 @@ def flash_attn_func(
         window_size: (left, right), how many keys before and behind its place a query sees; -1 or None for all.
         softcap: scaled scores s become ``softcap * tanh(s / softcap)``; 0 or None for none.
         learnable_sink: [heads]; an extra score in every query's softmax, without a value.
-        deterministic: not read, because the result is deterministic in any case.
+        deterministic: not read, see the module.
         others: further arguments of flash-attn, which must be None or False, and settings of its kernels (`_KERNELS`).
 
     Returns:
@@ -82,6 +87,7 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    *,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,

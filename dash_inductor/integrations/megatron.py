@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from megatron.core import tensor_parallel
 from megatron.core.transformer import dot_product_attention
 from megatron.core.transformer.enums import AttnMaskType
@@ -64,11 +65,14 @@ class DotProductAttention(dot_product_attention.DotProductAttention):  # type: i
             [queries, batch, heads of this rank * head dimension], or without batch if packed.
 
         Raises:
-            ArgumentError: `attention_bias` is given, a causal layer without a mask has other numbers of queries and
-                keys, or packed sequences are in another format, padded, or with dropout or sinks.
+            ArgumentError: `attention_bias` is given, `attention_mask` is not bool, a causal layer without a mask has
+                other numbers of queries and keys, or packed sequences are in another format, padded, or with dropout or
+                sinks.
         """
         if attention_bias is not None:
             raise ArgumentError("attention_bias", "a tensor", "None without Transformer Engine")
+        if attention_mask is not None and attention_mask.dtype != torch.bool:
+            raise ArgumentError("attention_mask", attention_mask.dtype, "torch.bool, True for hidden pairs")
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params, attn_mask_type or self.attn_mask_type)
         softmax = self.scale_mask_softmax

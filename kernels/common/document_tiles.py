@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,11 +100,7 @@ def build(mask: Mask, extras: Sequence[Tensor], tiles: Tiles, notes: Notes | Non
     slots, band, notes = len(keys) // ALIGNMENT, mask.band, notes or Notes([])
     lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
 
-    def new(*shape: int) -> Tensor:
-        if not keys.is_cuda:
-            return torch.empty(shape, dtype=torch.int32, device=keys.device)
-        return notes.allocate(shape, dense_strides(shape, range(len(shape))), torch.int32)
-
+    new = partial(_new, notes, keys.device)
     with torch.cuda.device(keys.device) if keys.is_cuda else nullcontext():  # Triton uses the current device
         entries, steps, found, grid = new(slots, WORDS), new(slots), new(1 + slots, WORDS), (-(-slots // SLOTS),)
         measured = (
@@ -121,6 +118,13 @@ def build(mask: Mask, extras: Sequence[Tensor], tiles: Tiles, notes: Notes | Non
         ordered = entries, steps, found, slots
         notes.launched(launch_kernel(document_tiles.order_q_tiles, keys.device, grid, *ordered, BLOCK=SLOTS), ordered)
     return found
+
+
+def _new(notes: Notes, device: torch.device, *shape: int) -> Tensor:
+    """A tensor of int32, which is not initialized; `notes` records it on a GPU."""
+    if device.type != "cuda":
+        return torch.empty(shape, dtype=torch.int32, device=device)
+    return notes.allocate(shape, dense_strides(shape, range(len(shape))), torch.int32)
 
 
 def shapes_by_mask(batch: Any, length: Any, tiles: Tiles) -> tuple[tuple[Any, int], tuple[Any]]:
@@ -151,10 +155,7 @@ def build_by_mask(numbers: Tensor, band: Band, tiles: Tiles, notes: Notes | None
     lo, hi = (EVERYWHERE if band.lo is None else band.lo), (0 if band.hi is None else band.hi)
     slots = _slots(length, tiles)
 
-    def new(*shape: int) -> Tensor:
-        if not numbers.is_cuda:
-            return torch.empty(shape, dtype=torch.int32, device=numbers.device)
-        return notes.allocate(shape, dense_strides(shape, range(len(shape))), torch.int32)
+    new = partial(_new, notes, numbers.device)
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         notes.launched(launch_kernel(kernel, numbers.device, grid, *arguments, **constants), arguments)

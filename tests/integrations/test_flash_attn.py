@@ -107,7 +107,7 @@ def test_packed_documents(window: tuple[int, int]) -> None:
 def test_dropout() -> None:
     given = tensors(2, 40)
     torch.manual_seed(0)
-    first, second = (flash_attn_func(*given, 0.5) for _ in range(2))
+    first, second = (flash_attn_func(*given, dropout_p=0.5) for _ in range(2))
     assert not torch.equal(first, second)
 
 
@@ -128,4 +128,6 @@ def test_what_is_not_supported() -> None:
         with pytest.raises(ArgumentError, match=f"{name}.*does not support"):
             flash_attn_func(*given, **{name: value})
     with pytest.raises(ArgumentError, match="dropout_p"):
-        flash_attn_varlen_func(*tensors(8), starts, starts, 8, 8, 0.1)
+        flash_attn_varlen_func(*tensors(8), starts, starts, 8, 8, dropout_p=0.1)
+    with pytest.raises(TypeError, match="positional"):
+        flash_attn_func(*given, 0.25)  # type: ignore[misc]  # a scale in FlashAttention-3, a probability in 2

@@ -203,6 +203,8 @@ def test_what_is_not_supported() -> None:
     for more in (("attention_dropout", 0.1), ("softmax_type", "off-by-one")):
         with pytest.raises(ArgumentError, match=more[0]):
             Layer(more=(more,)).made(DotProductAttention)(*packed, None, packed_seq_params=sequences)
+    with pytest.raises(ArgumentError, match=r"attention_mask=torch.float32"):
+        module(*tensors, torch.zeros(8, 8))
     with pytest.raises(ArgumentError, match="equal lengths in a causal layer"):
         module(tensors[0][:5], *tensors[1:], None)
 

@@ -92,6 +92,7 @@ PROGRAM = """
 CASES = [
     ("padded", False, False),
     ("packed", True, False),
+    ("packed, dynamic", True, True),
     ("first tokens", "first tokens", False),
     ("padded, dynamic", False, True),
 ]
@@ -115,15 +116,16 @@ def compiled() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])
 def test_layers_share_the_tables(name: str, compiled: dict[str, Any]) -> None:
     case = compiled[name]
-    component = {"packed": "segments(0,0)", "first tokens": "interval(0,none,none)"}.get(name, "keys(0)")
+    kind = name.removesuffix(", dynamic")
+    component = {"packed": "segments(0,0)", "first tokens": "interval(0,none,none)"}.get(kind, "keys(0)")
     assert [(status, mask, forward) for status, _, mask, forward in case["sites"]] == [
         ("replaced", f"causal & {component}", "hopper")
     ] * 2
-    schedule = "spt" if name in ("packed", "first tokens") else "bent_fold"
+    schedule = "bent_fold" if kind == "padded" else "spt"
     assert all(plan.startswith(f"hopper/{schedule}/") for _, plan, *_ in case["sites"])
     targets = [target for target, _ in case["nodes"]]
     assert targets.count("dash_inductor.mask_tables.default") == 1
-    lists = int(name in ("packed", "first tokens"))  # of documents
+    lists = int(kind != "padded")  # of documents
     assert targets.count("dash_inductor.document_tiles_of_mask.default") == lists
     assert targets.count("dash_inductor.attention_forward.default") == 2
     assert targets.count("dash_inductor.attention_backward.default") == 2

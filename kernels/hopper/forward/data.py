@@ -90,9 +90,10 @@ class ForwardData(NamedTuple):
             return None
         of_pairs, vectors, made = spec.traits.of_pairs, layout(spec.traits), list(range(operands, count))
         wanted = 1 if spec.traits.varlen else 4 if of_pairs else 3 + bool(vectors.QUERIES) + bool(vectors.KEYS)
-        documents = [made.pop(wanted) for _ in made[wanted : wanted + 2]] if has_documents(spec) else []
-        if len(made) != wanted or len(documents) == 1:
+        made, documents = (made[:wanted], made[wanted:]) if has_documents(spec) else (made, [])
+        if len(made) != wanted or len(documents) not in (0, 2):
             allowed = f"the {operands} operands of {spec}, then {wanted} tensors made from them"
+            allowed += ", and two of documents or none" if has_documents(spec) else ""
             raise ArgumentError("extras", f"{count} tensors", allowed)
         if mask.varlen_layout is not None:
             return (None, None, None, None, None, None, *made, mask.varlen_layout.token_count.index, None)
