@@ -46,11 +46,12 @@ def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
     """Returns the tile dims (of q and k, of v) for these head dims, a key of `BACKWARD_CONFIGS`.
 
     Raises:
-        ArgumentError: no config fits the head dims.
+        ArgumentError: no config fits the head dims, or TMA cannot read them.
     """
     dims = dims_of_tile(head_dim, value_dim)
     if dims is None:
-        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), f"up to one of {[*BACKWARD_CONFIGS]}")
+        allowed = f"multiples of 8 up to one of {[*BACKWARD_CONFIGS]}"
+        raise ArgumentError("head_dim, value_dim", (head_dim, value_dim), allowed)
     return dims
 
 
