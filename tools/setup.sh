@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make a virtual environment, and install what is locked and both packages (editable) into it.
 #   tools/setup.sh VENV torch2.13                 what requirements/torch2.13.txt names and, for a CUDA build, its libraries
-#   tools/setup.sh VENV newest [REQUIREMENT...]   the newest that the package, requirements/tools.in and these allow
+#   tools/setup.sh VENV newest [REQUIREMENT...]   the newest that the package, requirements/tools.in, integrations.in and these allow
 # Needs Python >= 3.10 with venv and headers, and a C++ compiler, which Inductor uses on CPU.  As root on Debian or Ubuntu
 # what is missing is installed; elsewhere it is named.
 set -eu
@@ -63,7 +63,7 @@ step "installing pip" locked pip
 
 if [ "$name" = newest ]; then
     step "installing the newest that is allowed: torch is large, and this can take minutes" \
-        pip install -q --upgrade --upgrade-strategy eager -r requirements/tools.in -e . -e guard "$@"
+        pip install -q --upgrade --upgrade-strategy eager -r requirements/tools.in -r requirements/integrations.in -e . -e guard "$@"
 else
     # A CPU build has the version of the lock and a label (2.13.0+cpu).  It has no hash there, because it is not in the registry
     # that the lock was made with; and for pip it is the version that the lock asks for.
