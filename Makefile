@@ -67,7 +67,7 @@ test-seams: $(READY)
 		tests/passes/attention/test_rewrite.py \
 		--ignore tests/upstream/test_partitioner.py --ignore tests/install/test_saved_functions.py
 
-# The same, and what depends on transformers, accelerate and the other packages, with the newest of everything that pyproject.toml
+# The same, and what depends on transformers, accelerate and the other packages, with the newest of everything that pyproject.toml,
 # requirements/tools.in and integrations.in allow, in an environment that is brought up to date every time.  The locks stay as they are.
 # WITH="torch==2.13.0 triton==3.7.1" holds something back.
 test-newest: PYTHON := $(CURDIR)/.venv-newest/bin/python
