@@ -9,7 +9,11 @@ from torch.fx import Node
 
 _NOT_OF_THE_MODEL = re.compile(
     r"/(torch/(nn/attention|nested/_internal|distributed/tensor/experimental/_context_parallel)|dash_inductor/doctor)/\w+\.py$"
+    r"|/flash_attn\w*/([\w/]*/)?\w*interface\.py$"
 )
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
+_OF_MODULES = ("forward", "__call__")
+"""Functions of an installed package in which its models call attention; what they call are helpers of the package."""
 
 _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
 """Dynamo's name of the root module: L['self'], G['model'], or L['args'][0] if a wrapper passes it on."""
@@ -18,17 +22,22 @@ _ROOT = re.compile(r"""^[LG](\[('[^']*'|"[^"]*"|\d+)\])+\.?""")
 def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
     """Return ``file:line`` and the module path of the first of these nodes with a stack trace; "" for what is unknown.
 
-    The line is the innermost one of the model's stack, ignoring functions of PyTorch and of this package that call an
-    attention operator.
+    The line is the innermost one of the model's stack, ignoring functions of PyTorch, of flash-attn and of this package
+    that call an attention operator, and functions of installed packages that are no forward of a module, such as
+    ``sdpa_attention_forward`` of transformers.
     """
     for node in nodes:
-        frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-        while len(frames) > 1 and _NOT_OF_THE_MODEL.search(frames[-1][0]):
+        frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+        while len(frames) > 1 and _is_helper(*frames[-1]):
             frames.pop()
         if frames:
-            file, line = frames[-1]
+            file, line, _ = frames[-1]
             return f"{file}:{line}", _module_path(node)
     return "", ""
+
+
+def _is_helper(file: str, line: str, function: str) -> bool:
+    return bool(_NOT_OF_THE_MODEL.search(file) or (_INSTALLED.search(file) and function not in _OF_MODULES))
 
 
 def site_text(node: Node) -> str:

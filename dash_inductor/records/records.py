@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "Reason",
     "Record",
     "SiteRecord",
+    "Sites",
     "Tensors",
     "add",
     "all_records",
@@ -143,6 +145,21 @@ class SiteRecord:
         if self.site is None and self.tensors is not None:
             return str(self.tensors)
         return shape_text(self.site)
+
+    @property
+    def summary(self) -> str:
+        """The record as two short lines: its module and line; status, shape, mask, and the kernel or the reason.
+
+        The second line is for example ``replaced: 2x16(4)x8192x128 bfloat16, causal, hopper fold``.
+        """
+        where = " at ".join(filter(None, (self.module, _short(self.line)))) or self.name
+        if self.reason is None:
+            status, runs = "replaced", f"{self.plan.kernel} {self.plan.schedule}" if self.plan else ""
+        else:
+            status, runs = "not replaced", f"{self.reason.value} ({self.detail or self.reason.explanation})"
+        kind = "" if self.kind == FULL else self.kind
+        facts = ", ".join(filter(None, (self.shape, self.mask and f"mask {self.mask}", kind, runs)))
+        return f"{where}\n  {status}: {facts}"
 
     def as_dict(self) -> dict[str, object]:
         """The record as lists, strings and numbers, for JSON; `from_dict` is the inverse."""
@@ -420,12 +437,30 @@ def graphs_here() -> tuple[GraphRecord, ...]:
         return tuple(_here())
 
 
-def sites() -> tuple[SiteRecord, ...]:
+class Sites(tuple[SiteRecord, ...]):
+    """A tuple of records of attention that prints as text: two short lines for each, or one long line if `verbose`."""
+
+    verbose = False
+
+    def __str__(self) -> str:
+        return "\n".join(str(site) if self.verbose else site.summary for site in self) or "no attention was compiled"
+
+    __repr__ = __str__
+
+
+def sites(*, verbose: bool = False) -> Sites:
     """The records of all attentions in `graphs()`, with or without a backward, in the order in which forwards run them.
 
     Graphs from a cache include their records; if a cache entry has none, `GraphRecord.missing` of its graph is set.
+    ``print(sites())`` says for each attention where it is in the model, and what runs.
+
+    Args:
+        verbose: whether the result prints everything about each attention, as the log does: names of nodes, plans, and
+            details.
     """
-    return tuple(site for graph in graphs() for site in graph.sites)
+    found = Sites(site for graph in graphs() for site in graph.sites)
+    found.verbose = verbose
+    return found
 
 
 def all_records() -> tuple[AnyRecord, ...]:
@@ -442,6 +477,12 @@ def clear_sites() -> None:
     """Deletes all records of this process."""
     with _lock:
         _graphs.clear()
+
+
+def _short(line: str) -> str:
+    """``file:line``, with the file relative to the folder of installed packages or to the current folder."""
+    installed = re.split(r"/(?:site|dist)-packages/", line, maxsplit=1)[-1]
+    return installed.removeprefix(f"{os.getcwd()}/") if installed == line else installed
 
 
 def _by(shape: Sequence[int | None]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -51,6 +52,51 @@ FALLBACK = SiteRecord(
     mask="",
 )
 FAILED = SiteRecord("x", "aten::x", "fallback", Reason.INTERNAL_ERROR, "ValueError: no", None, None, "not replaced", "")
+
+
+@pytest.fixture
+def recorded() -> Iterator[None]:
+    clear_sites()
+    records.add(GraphRecord("0/0", "joint", "compiled", (REPLACED, FALLBACK, replace(FAILED, kind="forward only"))))
+    yield
+    clear_sites()
+
+
+def test_sites_print_as_two_short_lines(recorded: None) -> None:
+    assert_expected_inline(
+        str(sites()),
+        """\
+layers.0.attn at model.py:12
+  replaced: 2x16(4)x8192x128 bfloat16, mask causal, portable descending
+flash_backward_1
+  not replaced: dropout (dropout_p=0.1)
+x
+  not replaced: forward only, internal_error (ValueError: no)""",
+    )
+    assert repr(sites()) == str(sites())
+    assert sites() == (REPLACED, FALLBACK, sites()[2])
+
+
+def test_verbose_sites_print_as_the_log_does(recorded: None) -> None:
+    assert str(sites(verbose=True)).splitlines() == [str(site) for site in sites()]
+
+
+def test_no_sites_say_so() -> None:
+    clear_sites()
+    assert str(sites()) == str(sites(verbose=True)) == "no attention was compiled"
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/opt/lib/site-packages/transformers/models/x.py", "transformers/models/x.py"),
+        ("/usr/lib/python3/dist-packages/timm/x.py", "timm/x.py"),
+        (f"{os.getcwd()}/models/x.py", "models/x.py"),
+        ("/elsewhere/x.py", "/elsewhere/x.py"),
+    ],
+)
+def test_files_are_short_where_it_is_clear_where_they_are(file: str, shown: str) -> None:
+    assert replace(REPLACED, line=f"{file}:3").summary.splitlines()[0] == f"layers.0.attn at {shown}:3"
 
 
 def test_one_line_per_record() -> None:
