@@ -43,6 +43,7 @@ def run(
         (control-C).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    completes = "_ARGCOMPLETE" in os.environ  # a shell asks for completions of a line that it gives in a variable
     chosen = next((word for word in words if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(program, description=description)
     parser.add_argument("--version", action="version", version=version)
@@ -50,8 +51,10 @@ def run(
     for name, does in commands.items():
         command = subparsers.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         command.add_argument("--json", action="store_true", help="print one JSON document")
-        if name == chosen:  # the others are not imported, because some import torch
+        if name == chosen or completes:  # the others are not imported, because that takes time
             importlib.import_module(f".{name}", package).add_arguments(command)
+    if completes:
+        importlib.import_module("argcomplete").autocomplete(parser)
     if chosen and chosen not in commands:
         parser.error(_unknown(chosen, commands))
     arguments = parser.parse_args(words)

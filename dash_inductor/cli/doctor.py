@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from . import script_arguments
+from . import outputs, script_arguments
 
 EPILOG = f"""
 With a script, the settings that it makes are looked at when it compiles.  {script_arguments.RUNS}  Exit status: 0 with
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run the first step of the program again to see whether it computes the same bits",
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print what is as it should be")
     script_arguments.add_arguments(parser, required=False)
     parser.epilog = EPILOG
 
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         shown = {"exit_code": code, "summary": summary(findings), "findings": [one.as_dict() for one in findings]}
         print(json.dumps(shown, indent=2))
     else:
-        print(format_report(findings, colours=sys.stdout.isatty()))
+        colours = sys.stdout.isatty()
+        print(format_report(findings, verbose=arguments.verbose, colours=colours, width=outputs.columns()))
     return code
 
 

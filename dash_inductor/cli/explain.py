@@ -37,5 +37,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:
-        print(explanation)
+        print(explanation.to_text(outputs.columns()))
     return 0 if ended and explanation.all_replaced else 1

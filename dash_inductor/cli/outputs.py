@@ -1,9 +1,10 @@
-"""Checks and writes the files that a command produces in addition to its output on stdout."""
+"""The files that a command writes in addition to its output on stdout, and the width of that output."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -61,6 +62,13 @@ def check_stdout() -> None:
 def _check_space(opened: int) -> None:
     if os.fstat(opened).st_rdev == _FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def columns() -> int:
+    """The width of the text that a command prints: that of the terminal, from 60 to 160; 100 if stdout is none."""
+    if not sys.stdout.isatty():
+        return 100
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
 
 
 def write(path: Path | None, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..explanations import text_blocks
-from ..explanations.text_blocks import WIDTH, Fields, Table
+from ..explanations.text_blocks import Fields, Heading, Table
 from ..model.plan import Fallback, Plan
 from ..planning import planner, prediction
 from ..planning.ranking import Candidacy, rank
@@ -134,8 +134,8 @@ def _print(asked: Request, found: Plan | Fallback, ranking: Sequence[Candidacy],
         ]
     rows = tuple(planned.row(candidacy) for candidacy in ranking)
     head = tuple(f">{name}" if name == "predicted" else name for name in planned.HEAD)
-    print(text_blocks.text([Fields(tuple(facts)), Table(head, rows)], WIDTH))
     measured = f", from times measured on {asked.gpu}" if asked.gpu not in (None, asked.device) else ""
-    print(f"\n* chosen; predicted: the backward of this site on {asked.device}{measured}")
+    legend = Heading(f"* chosen; predicted: the backward of this site on {asked.device}{measured}")
+    print(text_blocks.text([Fields(tuple(facts)), Table(head, rows), legend], outputs.columns()))
     for path in written if isinstance(found, Plan) else ():
         print(f"drawn: {path}")

@@ -1,4 +1,4 @@
-"""Formats a diagnosis as text of at most 100 columns."""
+"""Formats a diagnosis as text."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ from collections.abc import Iterator, Sequence
 
 from .findings import Finding, Severity
 
-WIDTH = 100
+ATTENTION = "attention"
+"""The name of the check that says which attention was replaced."""
 _COLOURS = {Severity.OK: "32", Severity.NOTE: "36", Severity.WARNING: "33", Severity.ERROR: "31"}
 
 
-def format_report(findings: Sequence[Finding], *, colours: bool = False) -> str:
+def format_report(findings: Sequence[Finding], *, verbose: bool = True, colours: bool = False, width: int = 100) -> str:
     """Formats findings in the order of severity: the worst last, where a terminal shows it.
 
     Args:
         findings: the findings.
+        verbose: whether to print all facts, findings of severity OK; else one line counts those that are not about
+            attention.
         colours: whether to colour severities with terminal escape sequences.
+        width: the number of columns.
     """
-    lines = [line for finding in sorted(findings, key=lambda one: one.severity) for line in _lines(finding, colours)]
+    facts = [] if verbose else [one for one in findings if one.severity == Severity.OK and one.check != ATTENTION]
+    if facts:
+        folded = Finding("", Severity.OK, f"{len(facts)} facts: `dash-inductor doctor -v` prints them")
+        findings = [folded, *(one for one in findings if one not in facts)]
+    ordered = sorted(findings, key=lambda one: one.severity)
+    lines = [line for finding in ordered for line in _lines(finding, colours, width)]
     return "\n".join([*lines, "", summary(findings)])
 
 
-def _lines(finding: Finding, colours: bool) -> Iterator[str]:
+def _lines(finding: Finding, colours: bool, width: int) -> Iterator[str]:
     head = f"{finding.severity.name.lower():8} {finding.check.replace('_', ' '):24} "
     indent = " " * len(head)
-    first, *rest = textwrap.wrap(finding.what, WIDTH - len(head), break_on_hyphens=False) or [""]
+    first, *rest = textwrap.wrap(finding.what, width - len(head), break_on_hyphens=False) or [""]
     if colours:
         head = f"\033[{_COLOURS[finding.severity]}m{head[:8]}\033[0m{head[8:]}"
     yield head + first
     yield from (indent + line for line in rest)
     if finding.advice:
-        wrapped = textwrap.wrap(finding.advice, WIDTH - len(indent) - 3, break_on_hyphens=False)
+        wrapped = textwrap.wrap(finding.advice, width - len(indent) - 3, break_on_hyphens=False)
         yield from (f"{indent}{'   ' if i else '-> '}{line}" for i, line in enumerate(wrapped))
 
 

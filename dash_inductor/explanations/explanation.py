@@ -21,6 +21,7 @@ from ..upstream import arch as machine
 from ..upstream import toolchain
 from . import page, text
 from .explained import Explained, SiteExplanation
+from .text_blocks import WIDTH
 
 OF_THE_PLANNER = (
     Reason.HEAD_DIM, Reason.VALUE_DIM, Reason.MASK_UNSUPPORTED, Reason.SCHEDULE_UNSUPPORTED, Reason.COMPILE_FAILED,
@@ -57,8 +58,12 @@ class Explanation(Explained):
         """The explanation as a self-contained HTML page, which loads no other file and does not access the network."""
         return page.page(self)
 
+    def to_text(self, width: int = WIDTH) -> str:
+        """The explanation as text with lines of at most `width` columns."""
+        return text.text(self, width)
+
     def __str__(self) -> str:
-        return text.text(self)
+        return self.to_text()
 
 
 def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:

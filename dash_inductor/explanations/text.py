@@ -21,9 +21,9 @@ Group = list[tuple[int, SiteExplanation]]
 """Sites with their numbers that differ only in their modules."""
 
 
-def text(explanation: Explained) -> str:
-    """Returns an explanation as text with lines of at most `text_blocks.WIDTH` columns."""
-    return text_blocks.text(list(blocks(explanation)))
+def text(explanation: Explained, width: int) -> str:
+    """Returns an explanation as text with lines of at most `width` columns."""
+    return text_blocks.text(list(blocks(explanation)), width)
 
 
 def blocks(explanation: Explained) -> Iterator[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from dash_inductor.cli import main, outputs
 from dash_inductor.errors import ArgumentError
+from tests.support.processes import HANGS
 
 PLAN = ("plan", "--shape", "1,4,2,1024,1024,128")
 
@@ -99,3 +101,41 @@ def test_an_error_names_the_flag_that_was_typed(
 ) -> None:
     assert main([*PLAN, *words]) == 2
     assert capsys.readouterr().err.startswith(f"dash-inductor plan: {message}")
+
+
+@pytest.mark.parametrize(("terminal", "width"), [(None, 100), (20, 60), (80, 80), (120, 120), (400, 160)])
+def test_text_has_the_width_of_the_terminal(
+    terminal: int | None, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But it is 100 columns wide where the output goes elsewhere, whatever the terminal."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal is not None)
+    monkeypatch.setenv("COLUMNS", str(terminal or 40))
+    assert outputs.columns() == width
+    assert main(["plan", "--arch", "h100", "--shape", "2,16,4,8192,8192,128", "--mask", "causal"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert width - 20 < max(map(len, lines)) <= width or width == 160  # nothing is that long
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dash-inductor pl", {"plan"}),
+        ("dash-inductor plan --sch", {"--schedule"}),
+        ("dash-inductor explain --ht", {"--html"}),
+        ("dash-inductor doctor --v", {"--verbose"}),
+        ("dash-guard ", {"compare", "record", "report", "verify", "watch"}),
+        ("dash-guard watch --met", {"--metrics"}),
+    ],
+)
+def test_shells_complete(line: str, expected: set[str], tmp_path: Path) -> None:
+    """Asked as argcomplete's functions of bash, zsh and fish ask; torch is not imported for it."""
+    given = {
+        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "|", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found"),
+        "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+    }  # fmt: skip
+    package = line.split()[0].replace("-", "_")
+    code = f"import {package}.cli, sys; sys.modules['torch'] = None; {package}.cli.main([])"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **given}, check=True, timeout=HANGS)
+    found = {word.strip() for word in (tmp_path / "found").read_text().split("|")}
+    assert expected <= found
+    assert len(found - {"-h", "--help", "--version"}) == len(expected)

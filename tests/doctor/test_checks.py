@@ -476,6 +476,28 @@ warning  nccl                     determinism determinism determinism determinis
     assert report.format_report([Finding("gpu", OK, "no GPU")]).endswith("Everything is as it should be.")
 
 
+FINDINGS = [Finding("torch", OK, "torch 9"), Finding("seed", NOTE, "no seed"), Finding("gpu", OK, "no GPU")]
+
+
+@pytest.mark.parametrize(
+    "findings", [FINDINGS, FINDINGS[:1], FINDINGS[1:2], [*FINDINGS, Finding("attention", OK, "replaced: 2")], []]
+)
+def test_facts_are_folded(findings: list[Finding]) -> None:
+    """One line counts them; all else is printed as before."""
+    long, short = (report.format_report(findings, verbose=verbose).splitlines() for verbose in (True, False))
+    facts = [line for line in long if line.startswith("ok ") and "replaced" not in line]
+    assert short[bool(facts) :] == long[len(facts) :]
+    if facts:
+        assert short[0].startswith("ok ")
+        assert short[0].endswith(f"{len(facts)} facts: `dash-inductor doctor -v` prints them")
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_reports_have_the_width_of_the_terminal(width: int) -> None:
+    text = report.format_report([Finding("nccl", WARNING, "word " * 60, "advice " * 60)], width=width)
+    assert width - 10 < max(map(len, text.splitlines())) <= width
+
+
 SCRIPT = """
 import sys, torch, torch.nn.functional as F
 torch.use_deterministic_algorithms(True)
