@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pytest
 from tools import figures
 
 from ..support.distribution import ROOT
+from ..support.processes import HANGS
 
 DOCS = ROOT / "docs"
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
 FOLDERS = (DOCS, ROOT / "guard" / "docs")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LOG = sorted((DOCS / "log").glob("*.md"))
 
 
@@ -39,6 +43,27 @@ def test_pages_are_filled(page: Path) -> None:
     assert "](log/" not in shown
     local = re.findall(r"\]\(([^):#]+)[^):]*\)", SITE["filled"](text))
     assert not [target for target in local if not (page.parent / target).exists()]
+
+
+BUILT = ROOT / "build" / "site"
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None or not BUILT.exists(), reason="needs chromium, and the site that `make docs` builds"
+)
+def test_search_works_from_a_folder() -> None:
+    """Browsers start no worker there (`docs/iframe-worker.js`)."""
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+    ]
+    page = f"{(BUILT / 'index.html').as_uri()}?q=logsumexp"
+    seen = subprocess.run([*command, page], capture_output=True, text=True, check=True, timeout=HANGS).stdout
+    assert re.search(r'"md-search-result__meta">\d+ matching documents', seen)
 
 
 def test_included_text_is_that_of_its_heading() -> None:
