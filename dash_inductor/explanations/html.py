@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from ..version import __version__
+from .text_blocks import filled
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; script-src 'none'"
 """The content security policy: only images next to the page are loaded, and no script runs."""
@@ -82,7 +83,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """Returns an HTML table.
+    """Returns an HTML table; columns without a text are left out.
 
     Args:
         header: the column names; a name that begins with ``>`` marks a column of numbers, aligned right.
@@ -90,6 +91,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], marked: Iterable
         marked: the indices of highlighted rows.
     """
     marked = frozenset(marked)
+    header, rows = filled(header, list(rows))
     kinds = [" class=number" if name.startswith(">") else "" for name in header]
     names = "".join(f"<th{k}>{escape(name.removeprefix('>'))}</th>" for name, k in zip(header, kinds, strict=True))
     lines = [f"<tr>{names}</tr>"]

@@ -35,7 +35,9 @@ def body(explanation: Explained, extra: Extra = lambda number: "") -> Iterator[s
     header = (">site", "module", "line", "shape", "mask", "what runs", ">µs")
     yield html.table(header, (_row(number, site) for number, site in enumerate(explanation.sites, start=1)))
     yield from (_card(group, extra(group[0][0])) for group in words.grouped(explanation))
-    yield "".join(f'<p class="legend"><b>{escape(name)}</b>: {escape(text)}</p>' for name, text in words.LEGEND[1:])
+    yield "".join(
+        f'<p class="legend"><b>{escape(name)}</b>: {escape(text)}</p>' for name, text in words.legend(explanation)
+    )
 
 
 def _row(number: int, site: SiteExplanation) -> tuple[str, ...]:

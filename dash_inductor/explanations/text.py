@@ -11,11 +11,7 @@ from . import text_blocks
 from .explained import Explained, SiteExplanation
 from .text_blocks import Block, Fields, Heading, Table
 
-LEGEND = (
-    (">", "chosen"),
-    ("µs", "predicted time of the backward at these sizes"),
-    ("path", "critical path on the planner's nominal problem, in tile pairs: the shortest is chosen"),
-)
+MARK = (">", "chosen")
 
 Group = list[tuple[int, SiteExplanation]]
 """Sites with their numbers that differ only in their modules."""
@@ -41,7 +37,16 @@ def blocks(explanation: Explained) -> Iterator[Block]:
         yield from _group(group)
     if any(site.candidates for site in explanation.sites):
         yield Heading("")
-        yield Fields(LEGEND)
+        yield Fields((MARK, *legend(explanation)))
+
+
+def legend(explanation: Explained) -> Iterator[tuple[str, str]]:
+    """Yields the columns of numbers in the tables of an explanation: (name, meaning)."""
+    candidates = [candidate for site in explanation.sites for candidate in site.candidates]
+    if any(one.predicted_us is not None for one in (*explanation.sites, *candidates)):
+        yield "µs", "predicted time of the backward at these sizes"
+    if candidates:
+        yield "path", "critical path on the planner's nominal problem, in tile pairs: the shortest is chosen"
 
 
 def beside(explanation: Explained) -> Iterator[tuple[str, str]]:
@@ -155,16 +160,19 @@ def _group(group: Group) -> Iterator[Block]:
 
 def _ranking(title: str, members: Sequence[Candidacy]) -> Table:
     """A table of the candidates of one kernel family with the same tiles."""
-    predicted = any(c.predicted_us is not None for c in members)
-    header = ("schedule", *([">µs"] if predicted else []), ">path", "why")
     rows = tuple(
         (
-            c.schedule or "", *([microseconds(c.predicted_us)] if predicted else []),
+            c.schedule or "", microseconds(c.predicted_us),
             "" if c.critical_path is None else f"{c.critical_path:.0f}", c.why,
         )
         for c in members
     )  # fmt: skip
-    return Table(header, rows, title, frozenset(number for number, c in enumerate(members) if c.chosen))
+    return Table(
+        ("schedule", ">µs", ">path", "why"),
+        rows,
+        title,
+        frozenset(number for number, c in enumerate(members) if c.chosen),
+    )
 
 
 def _runs(plan: Plan) -> str:

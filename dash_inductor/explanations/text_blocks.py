@@ -37,6 +37,8 @@ class Table:
         rows: the cells of each row.
         title: a line above the header; "" for none.
         marked: the indices of highlighted rows; None for a table without highlighted rows.
+
+    Columns without a text are left out.
     """
 
     header: tuple[str, ...]
@@ -60,6 +62,12 @@ class Table:
 Block = Heading | Fields | Table
 
 
+def filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the columns of a table that have a text in some row; all columns if there are no rows."""
+    kept = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
+    return tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+
+
 def text(blocks: Sequence[Block], width: int = WIDTH) -> str:
     """Formats blocks as text with lines of at most `width` columns."""
     return "\n".join(line.rstrip() for line in _lines(blocks, width)).strip("\n")
@@ -80,13 +88,14 @@ def _lines(blocks: Sequence[Block], width: int) -> Iterator[str]:
 
 
 def _table(table: Table, width: int) -> Iterator[str]:
-    header = tuple(name.removeprefix(">") for name in table.columns)
-    right = [name.startswith(">") for name in table.columns]
-    widths = _widths([header, *table.cells], width - 2 - 2 * (len(header) - 1))
+    columns, cells = filled(table.columns, table.cells)
+    header = tuple(name.removeprefix(">") for name in columns)
+    right = [name.startswith(">") for name in columns]
+    widths = _widths([header, *cells], width - 2 - 2 * (len(header) - 1))
     yield ""
     if table.title:
         yield f"  {table.title}"
-    for row in (header, tuple("-" * n for n in widths), *table.cells):
+    for row in (header, tuple("-" * n for n in widths), *cells):
         wrapped = [_wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
         for place in range(max(map(len, wrapped))):
             parts = [lines[place] if place < len(lines) else "" for lines in wrapped]

@@ -65,7 +65,14 @@ def test_text_json_and_page_say_all_of_it(tmp_path: Path, capsys: pytest.Capture
     assert [finding["kind"] for finding in found["findings"]] == ["hang", "slow"]
     assert found["coverage"]["slow"]["counts"] == {"steps": 24}
     content = html.read_text(encoding="utf-8")
-    assert content.count("<svg") == 2
+    assert content.count("<svg") == 2 + 4  # two pictures, with two keys each
+    for meaning in (
+        "the rank that others wait for", "for whom", "the median time of the other ranks", "how much later this rank",
+        "confirmed: two independent", "suspect: one fact",
+    ):  # fmt: skip
+        assert meaning in content
+    assert "note: worth knowing" not in content  # there is none
+    assert "<td></td>" not in content
     assert "who waits for whom" in content
     assert "+6.5 ms" in content
     assert not re.search(r"(src|href)=|url\((?!#)|@import", content)

@@ -16,8 +16,8 @@ import _dash_inductor_state
 import dash_inductor
 from dash_inductor.config import config
 from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.explanations import html, text_blocks
 from dash_inductor.explanations import text as explanation_text
-from dash_inductor.explanations import text_blocks
 from dash_inductor.explanations.explanation import Explanation
 from dash_inductor.graph.arguments import in_source
 from dash_inductor.model.plan import Fallback
@@ -317,3 +317,28 @@ def test_page(explanation: Explanation) -> None:
     hostile = replace(explanation.sites[0].record, module="<script>alert(1)</script>")
     page = replace(explanation, sites=(replace(explanation.sites[0], record=hostile), *explanation.sites[1:])).to_html()
     assert "<script" not in page
+
+
+def test_columns_without_a_text_are_left_out() -> None:
+    header, rows = ("a", ">b", "c"), (("1", "", "x"), ("", "", "y"))
+    assert text_blocks.filled(header, rows) == (("a", "c"), [("1", "x"), ("", "y")])
+    assert text_blocks.filled(header, ()) == (header, [])
+    assert "b" not in text_blocks.text([text_blocks.Table(header, rows, marked=frozenset({1}))])
+    assert "<th class=number>b" not in html.table(header, rows)
+    assert "<th class=number>b" in html.table(header, [*rows, ("", "3", "")])
+
+
+def test_a_legend_has_what_the_tables_have(explanation: Explanation) -> None:
+    """Portable kernels have no predicted times: no column and no legend speaks of them."""
+
+    def with_times(time: float | None) -> Explanation:
+        sites = [
+            replace(site, candidates=tuple(replace(one, predicted_us=time, why="") for one in site.candidates))
+            for site in explanation.sites
+        ]
+        return replace(explanation, sites=tuple(sites))
+
+    for time in (None, 3.0):
+        for shown in (str, Explanation.to_html):
+            assert ("µs" in shown(with_times(time))) is (time is not None)
+            assert "tile pairs: the shortest" in shown(with_times(time))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .findings import Finding
+from .findings import SEVERITIES, Finding
 
-_SEVERITIES = ("confirmed", "suspect", "note")
 _NEAR = 100  # steps between facts that a verdict combines
 
 
@@ -36,7 +35,7 @@ def entries(findings: Sequence[Finding]) -> list[Entry]:
         before = tuple(each for entry in earlier for each in (*entry.before, entry.finding))
         found = [entry for entry in found if entry not in earlier]
         found.append(Entry(finding, before))
-    return sorted(found, key=lambda entry: (_SEVERITIES.index(entry.finding.severity), _began(entry)))
+    return sorted(found, key=lambda entry: (list(SEVERITIES).index(entry.finding.severity), _began(entry)))
 
 
 def _updates(later: Finding, earlier: Finding) -> bool:

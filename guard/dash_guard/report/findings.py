@@ -22,6 +22,12 @@ Kind = Literal[
     "hang", "dead", "stopped", "slow", "link", "desync", "nondeterminism", "guard",
 ]  # fmt: skip
 Severity = Literal["note", "suspect", "confirmed"]
+SEVERITIES: dict[Severity, str] = {
+    "confirmed": "two independent facts accuse a rank, or one that leaves no doubt",
+    "suspect": "one fact accuses a rank",
+    "note": "worth knowing",
+}
+"""The severities of findings, the worst first, and what they mean."""
 Cause = Literal["machine", "network", "program", "unknown"]
 
 LENGTH = 512
@@ -38,8 +44,7 @@ class Finding:
 
     Attributes:
         kind: the check or detector that has found it; "guard": the guard itself, for example a damaged message.
-        severity: "note": worth knowing; "suspect": one fact accuses a rank; "confirmed": two independent facts do, or
-            one that leaves no doubt.
+        severity: one of `SEVERITIES`.
         sentence: the finding in one sentence for people, without the step and without a full stop at its end.
         advice: what to do now; "" if nothing.
         ranks: the accused ranks in ascending order; () if none is accused.

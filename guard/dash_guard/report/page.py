@@ -9,6 +9,7 @@ from dash_inductor.untrusted import printable
 
 from . import pictures
 from .entries import Entry, entries
+from .findings import SEVERITIES
 from .report import BLIND, Report, details, headline, ranks_seen, when
 
 _STYLE = """
@@ -24,7 +25,8 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 table { border-collapse: collapse; width: 100%; }
 td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td:first-child { color: var(--soft); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
-p { margin: 4px 0 10px; } .soft { color: var(--soft); } .scroll { overflow-x: auto; }
+p { margin: 4px 0 10px; } .key { width: 12px; height: 12px; margin: 0 6px -1px 12px; }
+.soft { color: var(--soft); } .scroll { overflow-x: auto; }
 """
 
 
@@ -32,6 +34,7 @@ def html(report: Report) -> str:
     """The HTML page of a report."""
     title = f"Guard: {headline(report)}"
     parts = [_entry(entry) for entry in entries(report.findings)]
+    parts.append(_legend(report))
     parts.append(_section("What was checked", _coverage(report)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -45,19 +48,25 @@ def html(report: Report) -> str:
 def _entry(entry: Entry) -> str:
     finding = entry.finding
     picture = pictures.of(finding)
-    drawn = f'<div class="scroll">{picture}</div>' if picture else ""
+    drawn = f'<div class="scroll">{picture}</div>{pictures.legend(picture)}' if picture else ""
     return (
         f'<section class="{finding.severity}"><div class="kind">{finding.severity} · {_text(finding.kind)}</div>'
         f"<p>{_text(when(finding) + finding.sentence)}</p>{drawn}{_table(details(entry))}</section>"
     )
 
 
+def _legend(report: Report) -> str:
+    """The meaning of the severities that the page has."""
+    there = {finding.severity for finding in report.findings}
+    meanings = [f"{severity}: {meaning}" for severity, meaning in SEVERITIES.items() if severity in there]
+    return f'<p class="soft">{_text("; ".join(meanings))}</p>' if meanings else ""
+
+
 def _coverage(report: Report) -> str:
     rows = []
     for check, entry in report.coverage.items():
         counts = ", ".join(f"{number} {name}" for name, number in entry["counts"].items()) or "nothing"
-        rows.append((check, counts))
-        rows += [("", f"not: {why} ({times} times)") for why, times in entry["unseen"].items()]
+        rows.append((check, "; ".join([counts, *(f"not: {why} ({n} times)" for why, n in entry["unseen"].items())])))
     return f"{_table(rows)}<p class='soft'>What no guard sees: {_text(BLIND)}.</p>"
 
 

@@ -31,6 +31,18 @@ svg .edge { stroke: var(--soft); fill: none; } svg .bar { fill: var(--good); } s
 """
 """The style of pictures, in a page that has `COLOURS`."""
 
+LEGENDS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "who waits for whom": (
+        ("bad", "the rank that others wait for"),
+        ("rank", "a rank that waits; its arrow says for whom"),
+    ),
+    "time of the peers, and lateness of the rank": (
+        ("bar", "the median time of the other ranks"),
+        ("late", "how much later this rank came"),
+    ),
+}
+"""The classes of `STYLE` that a picture uses, and their meanings, by the title of the picture."""
+
 _RANKS, _BARS = 24, 16
 _WIDTH = 640
 
@@ -42,6 +54,16 @@ def of(finding: Finding) -> str:
     if finding.kind == "slow":
         return _steps(finding.evidence)
     return ""
+
+
+def legend(picture: str) -> str:
+    """The legend of a picture that `of` has drawn, as HTML."""
+    title = picture.partition("<title>")[2].partition("</title>")[0]
+    keys = "".join(
+        f'<svg class="key" viewBox="0 0 12 12"><circle class="{kind}" cx="6" cy="6" r="5"/></svg>{words} '
+        for kind, words in LEGENDS[title]
+    )
+    return f'<p class="soft">{keys}</p>'
 
 
 def write(findings: Iterable[Finding], folder: Path) -> None:
