@@ -59,10 +59,18 @@ class CompiledCalls:
             if torch.compiler.is_compiling():  # inside a function that is being compiled
                 return compiled(*args, **kwargs)
             elsewhere, compiles = self._new(), _compiles()
-            result = compiled(*args, **kwargs)
-            self._known += (graph for graph in self._new() if not any(graph is other for other in elsewhere))
-            if _compiles() != compiles and torch.are_deterministic_algorithms_enabled() and _switch.is_enabled():
-                self._explain(fn, args, kwargs)
+
+            def look() -> None:
+                self._known += (graph for graph in self._new() if not any(graph is other for other in elsewhere))
+                if _compiles() != compiles and torch.are_deterministic_algorithms_enabled() and _switch.is_enabled():
+                    self._explain(fn, args, kwargs)
+
+            try:
+                result = compiled(*args, **kwargs)
+            except Exception:  # such as an operator that this machine does not have, and the other one has
+                look()
+                raise
+            look()
             return result
 
         return call

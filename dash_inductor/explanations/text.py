@@ -43,7 +43,7 @@ def blocks(explanation: Explained) -> Iterator[Block]:
 def legend(explanation: Explained) -> Iterator[tuple[str, str]]:
     """Yields the columns of numbers in the tables of an explanation: (name, meaning)."""
     candidates = [candidate for site in explanation.sites for candidate in site.candidates]
-    if any(one.predicted_us is not None for one in (*explanation.sites, *candidates)):
+    if any(candidate.predicted_us is not None for candidate in candidates):
         yield "µs", "predicted time of the backward at these sizes"
     if candidates:
         yield "path", "critical path on the planner's nominal problem, in tile pairs: the shortest is chosen"

@@ -81,6 +81,27 @@ def test_a_script_that_ends_early(end: str, note: str | None, tmp_path: Path, ca
     assert ("Traceback" in err) is ("raise" in end)
 
 
+PACKED = """
+import torch
+from torch.nn.attention.varlen import varlen_attn
+torch.use_deterministic_algorithms(True)
+q = torch.randn(256, 4, 64, requires_grad=True)
+offsets = torch.tensor([0, 100, 256], dtype=torch.int32)
+torch.compile(lambda q: varlen_attn(q, 2 * q, 3 * q, offsets, offsets, 156, 156).sum())(q).backward()
+"""
+
+
+def test_a_call_that_fails_here_is_explained_for_the_other_machine(tmp_path: Path, capsys: Any) -> None:
+    """PyTorch has no packed attention on the CPU."""
+    path = tmp_path / "packed.py"
+    path.write_text(PACKED)
+    assert main(["explain", "--json", "--arch", "h100", str(path)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    (site,) = document["graphs"][0]["sites"]
+    assert (site["decision"]["status"], document["unknown"]) == ("replaced", "")
+    assert document["notes"][0].startswith("The script ended early: NotImplementedError")
+
+
 TRAINING = """
 import os, signal, torch
 weight = torch.nn.Parameter(torch.zeros(1))
