@@ -72,6 +72,7 @@ class Reason(Enum):
             "and of its query or key, bounds it (`c * tanh(score / c)`), then adds what does not depend on it, and "
             "then hides it by minus infinity, or does some of these in this order. What it adds, and a `mask_mod`, "
             "may be any operators on single numbers and reads of single elements of tensors, without random numbers. "
+            "What depends on query and key otherwise is computed into memory, if it is not too large. "
             "Do not use the maximum of the scores. A block mask without a `mask_mod` is not replaced, because its "
             "blocks alone say who sees whom: give it a `mask_mod`, or pass no block mask where nothing is hidden."
         ),
@@ -236,6 +237,6 @@ class Reason(Enum):
         "Replacing this site failed unexpectedly: please report it.",
         (
             "Please report it with the traceback that the log has at level DEBUG, and with the output of "
-            "`dash-inductor doctor`. What the record names stays as PyTorch has it."
+            "`dash-inductor doctor -v`. What the record names stays as PyTorch has it."
         ),
     )

@@ -231,7 +231,7 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(block.split("\n\n")[-1].splitlines()) + block.count("import torch") <= 6
     with config.patch(cpu="reference"):
         exec(block, {"model": Model(), "tokens": torch.arange(12).view(1, 12)})
-    assert "replaced, mask causal" in capsys.readouterr().out
+    assert "replaced: 1x2x12x16 float32, mask causal" in capsys.readouterr().out
 
 
 def test_numerics_key_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

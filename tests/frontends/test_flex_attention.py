@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from dash_inductor.config import config
 from dash_inductor.graph.nodes import op_name
 from dash_inductor.model.reasons import Reason
+from dash_inductor.passes.attention import checks
 from dash_inductor.records.records import FORWARD_ONLY, FULL, clear_sites, sites
 
 from ..support.flex import (
@@ -510,6 +511,45 @@ def test_numbers_that_may_hide_all_keys_of_a_query(visible: Any, mask_mod: Mod |
     record, _ = trained(case)
     assert record.status == "fallback"
     assert detail in record.detail
+
+
+PAIRS = SIZES.q_len * SIZES.kv_len
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("score", "mask", "size", "kept"),
+    [
+        ("alibi", None, 4 * SIZES.heads * PAIRS, "bias"),
+        (None, "union", PAIRS, "mask"),
+        (None, "heads", SIZES.heads * PAIRS, "mask"),
+        ("bias with a gradient", None, 0, ""),
+        (None, "causal", 0, ""),
+    ],
+)
+def test_large_tensors_of_all_pairs_are_not_stored(
+    score: str | None, mask: str | None, size: int, kept: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlexAttention stores none: a program that fits into memory with it must not end for want of memory."""
+    table = torch.randn(SIZES.heads, SIZES.q_len, SIZES.kv_len, requires_grad=True)
+    scores = {"alibi": SCORES["alibi"][0], "bias with a gradient": lambda s, b, h, q, k: s + table[h, q, k]}
+    masks: dict[str, Mod] = {
+        "union": lambda b, h, q, k: (q >= k) | (q % 5 == k % 3),
+        "heads": lambda b, h, q, k: (q >= k) & ((h % 2 == 0) | (q - k < 9)),
+        "causal": causal,
+    }
+    case = Case(
+        None if score is None else scores[score], None if mask is None else masks[mask],
+        wanted=(table,) if score == "bias with a gradient" else (),
+    )  # fmt: skip
+    monkeypatch.setattr(checks, "MOST_PAIR_BYTES", size if fits else size - 1)
+    record, results = trained(case)
+    if fits or not kept:
+        assert record.status == "replaced"
+    else:
+        assert (record.status, record.reason) == ("fallback", Reason.FLEX_ATTENTION)
+        assert f"its {kept} of all pairs would take" in record.detail
+    assert_exact(results, case)
 
 
 def test_masks_that_are_not_replaced() -> None:

@@ -5,17 +5,25 @@ The checks look only at what the frontend found (device, shapes, dtypes, outputs
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from ...config import config
 from ...frontends.attention import Attention, Backward, Forward, Found, Gradient, NotReadable, Refusal
+from ...frontends.biases import FoundBias
+from ...frontends.flex_attention import FLEX
 from ...graph import sizes as layout
+from ...masks.normal_form import Components
 from ...model.reasons import Reason
 from ...model.site import DType
 from ...upstream import arch
 from .factors import check_factors
 from .match import device_of
+
+MOST_PAIR_BYTES = 4 << 30
+"""The largest dense mask or bias of FlexAttention, in bytes, that is computed into memory."""
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float16: "float16",
@@ -88,6 +96,27 @@ def _check_lone_forward(forward: Forward) -> None:
         raise NotReadable(Reason.FORWARD_OFF)
     if forward.order is None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
+
+
+def check_pairs(attention: Attention, components: Components, bias: FoundBias | None) -> None:
+    """Raises NotReadable if FlexAttention, which stores no tensor of all pairs, would be given a large one.
+
+    Such tensors are its dense mask and its bias.  A bias with a gradient is stored whatever its size, because
+    FlexAttention adds its gradient in no fixed order.  Dynamic sizes count as small.
+    """
+    if attention.forward_op != FLEX.forward:
+        return
+    tensors = []
+    if attention.inputs.mask is not None and any(component.NAME == "dense" for component in components.in_order):
+        tensors.append(("mask", attention.inputs.mask.value.meta["val"]))
+    if bias is not None and bias.gradient is None:
+        tensors.append(("bias", bias.tensor.meta["val"]))
+    for name, tensor in tensors:
+        sizes = [layout.static(size) for size in tensor.shape]
+        bytes_ = tensor.dtype.itemsize * math.prod(size or 0 for size in sizes)
+        if bytes_ > MOST_PAIR_BYTES:
+            stored = f"its {name} of all pairs would take {bytes_ / 2**30:.3g} GiB, which FlexAttention does not store"
+            raise NotReadable(Reason.FLEX_ATTENTION, f"{stored} (at most {MOST_PAIR_BYTES >> 30} GiB are)")
 
 
 def check_gradient(gradient: Gradient, query: Tensor) -> None:

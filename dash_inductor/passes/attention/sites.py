@@ -28,7 +28,7 @@ from ...model.reasons import Reason
 from ...model.site import Site
 from ...planning import decide
 from ...upstream import arch, configs, toolchain
-from .checks import DTYPES, check, check_gradient
+from .checks import DTYPES, check, check_gradient, check_pairs
 from .match import Analysis, Match, SiteFacts, device_of
 from .operands import Operands, find_operands
 from .reading import MaskReading, mask_of, mask_text, read_bias, read_mask
@@ -51,6 +51,7 @@ def analyse(found: Found) -> Analysis:
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
         facts = replace(facts, mask=_mask_text(attention.inputs, mask.components, bias))
+        check_pairs(attention, mask.components, bias)
         spec, operands = _spec(attention, mask.components, bias), find_operands(attention)
         facts = replace(facts, site=_site(attention, mask.components, spec, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
