@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dash_inductor import explain
 from dash_inductor.model.reasons import Reason
 
 from .variant_programs import VARIANTS, Program, outcome, sample
@@ -37,3 +38,15 @@ def test_dtypes_dynamic_lengths_and_inference(seed: int) -> None:
     """Run all by ``python -m tests.frontends.variant_programs``."""
     for program in sample(PROGRAMS, seed):
         check(program)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_on_an_h100(name: str) -> None:
+    """The same are replaced as on the CPU."""
+    variant = VARIANTS[name]
+    found = explain(variant.function, *Program(name, "bfloat16", dynamic=False, trained=True).inputs(128), arch="sm_90")
+    records = [site.record for site in found.sites]
+    assert records
+    assert any(record.status != "replaced" for record in records) == bool(variant.kept)
+    for record in records:
+        assert record.status == "replaced" or any(words in record.detail for words in variant.kept)
