@@ -7,13 +7,16 @@ is the sum of the products of q with the gradient of q'.  No division by f occur
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch.fx import Node
 
 from ..graph.emit import Emitter
-from ..graph.nodes import Argument
+from ..graph.nodes import Argument, op_name
+from ..masks.bounds import bounds
 
 Side = Literal["query", "key"]
 """The tensor that is multiplied by a factor of the scores."""
@@ -39,6 +42,47 @@ class Factors:
 
 
 NO_FACTORS = Factors()
+
+_KEEP_INFINITY = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("where", "mul", "div", "add", "sub", "rsub", "neg", "abs", "masked_fill", "cat", "stack", "full", "fill"),
+        *("full_like", "scalar_tensor", "_to_copy", "alias", "clone", "detach", "expand", "permute", "select", "slice"),
+        *("squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view", "index", "gather", "repeat"),
+    )
+) | {"prims::convert_element_type", "aten::reciprocal", "aten::log"}
+"""Operators whose results may be infinite where an operand is; `clamp` and `exp`, for example, may make it finite."""
+
+
+_DIVISORS = {"aten::div": 1, "aten::reciprocal": 0, "aten::log": 0}
+"""Operators that are infinite where an operand is 0, and the place of that operand."""
+
+
+def infinity_in(factor: Node) -> Node | None:
+    """Return a node that gives a factor an infinite number or a NaN, whatever the data are; None without one.
+
+    That is a number in the graph, or a quotient by positions or a logarithm of them that may be 0.  Such a number may
+    hide scores, as minus infinity beside positive scores does.  Products of it with query or key are NaN where their
+    signs are mixed.
+    """
+    stack, seen = [factor], set[Node]()
+    while stack:
+        node = stack.pop()
+        if node in seen or (node.op == "call_function" and op_name(node) not in _KEEP_INFINITY):
+            continue
+        seen.add(node)
+        stack += node.all_input_nodes
+        divisor = node.args[_DIVISORS[op_name(node)]] if op_name(node) in _DIVISORS else None
+        between = bounds(divisor) if isinstance(divisor, Node) else None
+        if between is not None and between[0] <= 0.0 <= between[1]:
+            return node
+        numbers = [*node.args, *node.kwargs.values()] if node.op == "call_function" else []
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            return node
+        held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(held, torch.Tensor) and type(held) is torch.Tensor and not bool(held.isfinite().all()):
+            return node
+    return None
 
 
 class FactorGradient(Protocol):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph.nodes import Argument, op_name, origin
@@ -365,6 +366,8 @@ class _Call:
     def _write_factor(self, node: Node) -> Node:
         """Inline a node of the joint graph that does not depend on the gradient, as a temporary node."""
         written = self._joint.write(node, self._plane, self._temporaries, self.node, floats=True)
+        if not isinstance(written.meta["val"], Tensor):  # a dynamic size
+            return written
         return self._temporaries.call(aten.alias.default, written, like=written)
 
 

@@ -2,7 +2,9 @@
 
 Dynamo breaks the graph at ``Function.apply(..., t, t, ...)`` ("duplicate tensor input"), so that forward and backward
 run outside of the graph.  flash-attn's `flash_attn_varlen_func` is called this way wherever queries and keys have the
-same `cu_seqlens`.  Here the second `t` becomes a view of the first.
+same `cu_seqlens`, and its functions wherever query, key or value are one tensor.  Here the second `t` becomes a view of
+the first.  The function returns a gradient for each of its arguments; the gradient of the tensor is their sum, as in
+the program that is not compiled.
 """
 
 from __future__ import annotations
@@ -19,10 +21,7 @@ def install(active: Callable[[], bool]) -> None:
 
 
 def _with_views(apply: Callable[..., Any], active: Callable[[], bool]) -> Callable[..., Any]:
-    """Wraps the tracing of ``Function.apply``.
-
-    Tensors that need a gradient are passed on as they are: a function may return a gradient for each of its arguments.
-    """
+    """Wraps the tracing of ``Function.apply``."""
 
     def apply_with_views(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if active():
@@ -37,7 +36,7 @@ def _distinct(tx: Any, args: list[Any]) -> list[Any]:
     found, seen = list[Any](), set[Any]()
     for lazy in args:
         arg = lazy.realize()
-        if isinstance(arg, dynamo.TensorVariable) and not arg.requires_grad:
+        if isinstance(arg, dynamo.TensorVariable):
             node = arg.as_proxy().node
             if node in seen:
                 arg = arg.call_method(tx, "view_as", [arg], {})

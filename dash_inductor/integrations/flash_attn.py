@@ -63,14 +63,18 @@ def flash_attn_func(
     """
     _check(others)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    window = _window(window_size, causal)
-    triangle = window == (-1, 0) and q.shape[1] == k.shape[1]
+    window: tuple[int, int] | None = _window(window_size, causal)
+    triangle = False
+    if window == (-1, -1):
+        window = None
+    elif window == (-1, 0) and q.shape[1] == k.shape[1]:  # no expression: it would be no bool for dynamic lengths
+        triangle, window = True, None
     out = attention(
         query,
         key,
         value,
         causal=triangle,
-        window=None if triangle or window == (-1, -1) else window,
+        window=window,
         scale=softmax_scale,
         dropout=dropout_p,
         softcap=softcap or None,

@@ -17,7 +17,7 @@ class Reference(Family):
     """The family of the reference executor, which runs plans in plain ATen on the CPU."""
 
     name = "reference"
-    head_dims = f"equal ones up to {LIMIT}"
+    head_dims = f"all up to {LIMIT}"
     reads = RELATIONS
     scores = SCORES
     device = "cpu"
@@ -26,7 +26,7 @@ class Reference(Family):
         return arch == "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return head_dim == value_dim <= LIMIT
+        return max(head_dim, value_dim) <= LIMIT
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         return Candidate(TILES, TILES), Candidate(TILES, matmul=0.3, reduce=0.4, handover=0.1)

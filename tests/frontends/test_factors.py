@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 import dash_inductor
 from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
 from ..support.by_hand import HEADS, QKV, causal
-from ..support.flex import Case, Sizes, assert_exact, trained
+from ..support.flex import Case, Sizes, assert_exact, trained, training
 from ..support.flex import causal as causal_mod
 from ..support.graphs import FORWARD, capture, step, tensors
 from .factor_programs import Program, outcome, sample
@@ -106,6 +107,56 @@ def test_special_numbers(number: float) -> None:
         assert torch.allclose(found, wanted, atol=1e-4, equal_nan=True)
 
 
+INFINITE: dict[str, Callable[[Tensor], Tensor]] = {
+    "chosen": lambda p: torch.where(p < 3, math.inf, 1.0),
+    "chosen beside data": lambda p: torch.where(p < 3, p * 0.5, math.nan) * 2 + 1,
+    "filled": lambda p: torch.ones_like(p, dtype=torch.float32).masked_fill(p == 2, -math.inf),
+    "a quotient": lambda p: 2.0 / p,
+    "a logarithm": lambda p: torch.log(p.float()),
+}  # fmt: skip
+FINITE: dict[str, Callable[[Tensor], Tensor]] = {
+    "bounded": lambda p: torch.where(p < 3, math.inf, 1.0).clamp(max=2.0),
+    "a power": lambda p: torch.where(p < 3, -math.inf, 1.0).exp(),
+    "a quotient": lambda p: 2.0 / (p + 1),
+    "a logarithm": lambda p: torch.log(torch.floor((p + 1.0) / 8) + 1) * 0.1 + 1,  # as Llama 4
+}
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("frontend", ["flex", "by hand"])
+@pytest.mark.parametrize("name", [*(f"infinite {name}" for name in INFINITE), *(f"finite {name}" for name in FINITE)])
+def test_factors_that_the_graph_makes_infinite_are_not_replaced(name: str, frontend: str, side: str) -> None:
+    kind, _, form = name.partition(" ")
+    factor = (INFINITE if kind == "infinite" else FINITE)[form]
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = factor(torch.arange(q.shape[2]))
+        return (q @ k.mT * (found[:, None] if side == "query" else found)).softmax(-1) @ v
+
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * factor(i if side == "query" else j))
+
+    inputs = [x.abs().detach().requires_grad_() for x in tensors(*[(2, HEADS, 24, 16)] * 3)]
+    results = list[Tensor]()
+    with training() as graphs:
+        if frontend == "by hand":
+            results = step(graphs.compile(by_hand), inputs)
+        else:
+            with torch.no_grad():
+                graphs.compile(flex)(*inputs)
+    (record,) = sites()
+    if kind == "finite":
+        assert record.status == "replaced", record.detail
+        return
+    assert (record.status, record.reason) == ("fallback", Reason.UNSUPPORTED_OP)
+    assert "infinite or NaN" in record.detail
+    with dash_inductor.disabled(), capture() as plain:
+        theirs = step(plain.compile(by_hand), inputs) if results else []
+    for found, wanted in zip(results, theirs, strict=True):
+        assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+        assert torch.equal(found.isnan(), wanted.isnan())
+
+
 def test_float16_is_not_replaced() -> None:
     """Query times a factor may be too large for it where scores are not."""
     inputs = tensors(*QKV, (HEADS,), dtype=torch.float16)
@@ -115,6 +166,27 @@ def test_float16_is_not_replaced() -> None:
     assert record.reason == Reason.DTYPE
     assert "float16" in record.detail
     assert graphs.count(FORWARD) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 4, 1, 1), (1, 4, 128, 1), (1, 4, 1, 128)], ids=str)
+def test_gradients_of_factors_in_bfloat16(shape: tuple[int, ...]) -> None:
+    """Their root mean square error is at most that of the program that is not compiled, also where terms cancel."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
+        return (q @ k.mT * 0.125 * factor).softmax(-1) @ v
+
+    squares = [0.0, 0.0]
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        inputs = [torch.randn(size, generator=generator) for size in (*[(1, 4, 128, 64)] * 3, shape)]
+        inputs = [x.bfloat16().requires_grad_() for x in inputs]
+        with capture() as graphs:
+            ours = step(graphs.compile(program), inputs)[-1]
+        assert sites()[-1].status == "replaced"
+        true = step(program, [x.detach().double().requires_grad_() for x in inputs])[-1]
+        for number, found in enumerate((ours, step(program, inputs)[-1])):
+            squares[number] += float((found - true).square().mean())
+    assert squares[0] <= squares[1]
 
 
 def test_dynamic_lengths() -> None:

@@ -259,6 +259,32 @@ def test_dynamic_lengths(name: str, score: str, marked: bool) -> None:
     assert any(record.site is not None and record.site.q_len is None for record in sites())
 
 
+def test_gradients_of_tensors_of_dynamic_sizes() -> None:
+    """As the Forgetting Transformer: sums of gates, whose gradients are scattered into zeros of a dynamic size."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+        def forget(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return s + decay[b, h, i] - decay[b, h, j]
+
+        return flex_attention(q, k, v, score_mod=forget, enable_gqa=True)
+
+    with training() as graphs:
+        function = graphs.compile(program, dynamic=True)
+        for length in (40, 56):
+            sizes = Sizes(q_len=length, kv_len=length)
+            decay = torch.randn(sizes.batch, sizes.heads, length, generator=torch.Generator().manual_seed(2))
+            *inputs, grad = sizes.tensors()
+            inputs.append(decay.cumsum(-1).requires_grad_())
+            output = function(*inputs)
+            found = [output.detach(), *torch.autograd.grad(output, inputs, grad)]
+            doubles = [t.detach().double().requires_grad_() for t in inputs]
+            true = exact(*doubles[:3], lambda s, b, h, i, j, at=doubles[3]: s + at[b, h, i] - at[b, h, j])
+            wanted = [true.detach(), *torch.autograd.grad(true, doubles, grad.double())]
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max().clamp(min=1.0)
+    assert {record.status for record in sites()} == {"replaced"}
+
+
 # ---- Graphs
 
 

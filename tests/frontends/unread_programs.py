@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dash_inductor.frontends.unread.words import COMBINED
+
 Function = Callable[..., Tensor]
 LENGTH, HEADS, BATCH, DIM = 24, 4, 2, 16
 QKV: tuple[tuple[int, ...], ...] = ((BATCH, HEADS, LENGTH, DIM),) * 3
@@ -60,15 +62,15 @@ def _padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _plus_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = _scores(q, k).exp()
+    """What the 1 counts for depends on the maximum."""
+    scores = _scores(q, k)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
     return (weights / (1 + weights.sum(-1, keepdim=True))) @ v
 
 
-def _stable_plus_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scores = _scores(q, k)
-    largest = scores.amax(-1, keepdim=True).clamp(min=0)
-    weights = (scores - largest).exp()
-    return (weights / ((-largest).exp() + weights.sum(-1, keepdim=True))) @ v
+def _learned_plus(q: Tensor, k: Tensor, v: Tensor, more: Tensor) -> Tensor:
+    weights = _scores(q, k).exp()
+    return (weights / (more[:, None] + weights.sum(-1, keepdim=True))) @ v
 
 
 def _log_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -151,6 +153,15 @@ def _of_graphs(x: Tensor, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return F.leaky_relu(h @ a + (h @ b).mT).softmax(-1) @ h
 
 
+def _without_nan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nan_to_num(_scores(q, k)).softmax(-1) @ v
+
+
+def _difference(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
+    first, second = _scores(q, k).softmax(-1).unflatten(1, (2, 2)).unbind(2)
+    return (first - factor * second) @ v[:, :2]
+
+
 MIX, ONE_MORE = (HEADS, HEADS), "softmax with one more in the sum"
 ATTENTION: dict[str, Unread] = {
     "sink in front": Unread(_sink_in_front, "a sink before the keys", (*QKV, (HEADS, 1))),
@@ -158,7 +169,9 @@ ATTENTION: dict[str, Unread] = {
     "scaled sink": Unread(_scaled_sink, "a sink scaled with the scores", (*QKV, (HEADS, 1))),
     "padded": Unread(_padded, ONE_MORE),
     "plus one": Unread(_plus_one, ONE_MORE),
-    "stable plus one": Unread(_stable_plus_one, ONE_MORE),
+    "plus a learned number": Unread(_learned_plus, ONE_MORE, (*QKV, (HEADS, 1))),
+    "nan_to_num": Unread(_without_nan, "NaN among the scores becomes a number"),
+    "difference": Unread(_difference, COMBINED, (*QKV, ())),
     "log_softmax": Unread(_log_softmax, "log_softmax and exp"),
     "logsumexp": Unread(_logsumexp, "log_softmax and exp"),
     "masked": Unread(_masked, "masked exponentials divided by their sum"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo.utils
+import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor import disabled
 from dash_inductor.config import config
+from dash_inductor.integrations.flash_attn import flash_attn_func
 from dash_inductor.records.records import sites
 
-from ..support.flash_attn import fa2_varlen
+from ..support.flash_attn import FA3, fa2, fa2_varlen
+from ..support.graphs import capture, step, tensors
 from ..support.packed import documents, packed_attention
 
 BREAK = "autograd.Function.apply: duplicate tensor input"
@@ -49,6 +53,30 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # one gradient
         a, b = ctx.saved_tensors
         return 2 * grad * b, grad * a
+
+
+def self_packed(x: Tensor) -> Tensor:
+    starts = torch.tensor([0, 13, x.shape[0]], dtype=torch.int32)
+    found: Tensor = fa2_varlen(x, x, x, starts, starts, 170, causal=True)
+    return found
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
+    """`scaled_dot_product_attention` of tensors [batch, length, heads, head dim]."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
+
+
+Attention = Callable[..., Tensor]
+PACKAGES: dict[str, Attention] = {"2": fa2, "3": FA3, "door": flash_attn_func, "SDPA": fused}
+WAYS: dict[str, tuple[Callable[..., Tensor], list[int]]] = {
+    "all": (lambda attend, x: attend(x, x, x, causal=True), [4]),
+    "key and value": (lambda attend, q, x: attend(q, x, x), [4, 2]),
+    "query and value": (lambda attend, x, k: attend(x, k, x, causal=True), [4, 4]),
+    "documents": (lambda attend, x: self_packed(x.flatten(0, 1)), [4]),
+}
+"""Which of query, key and value are one tensor, and the numbers of heads of the tensors."""
+TIED = [(package, way) for package in PACKAGES for way in WAYS if way != "documents" or package == "2"]
 
 
 def breaks(run: Callable[[], Any]) -> list[str]:
@@ -95,12 +123,56 @@ def test_any_function() -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_tensors_with_gradients_are_left_to_dynamo() -> None:
-    """Each argument has its own gradient, whose sum is that of the tensor."""
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("computed", [False, True], ids=["a parameter", "computed"])
+def test_each_argument_has_its_gradient(backend: str, computed: bool) -> None:
+    """The gradient of a tensor is the sum of those of its arguments."""
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        own = x.sin() if computed else x
+        found: Tensor = Product.apply(own, own) * y + Product.apply(own, y)  # type: ignore[no-untyped-call]
+        return found
+
+    found = torch.autograd.grad(torch.compile(program, backend=backend, fullgraph=True)(x, y).sum(), (x, y))
+    torch.testing.assert_close(found, torch.autograd.grad(program(x, y).sum(), (x, y)))
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_without_gradients() -> None:
     x = torch.randn(3, requires_grad=True)
-    run = torch.compile(lambda t: Product.apply(t, t), backend="aot_eager")
-    assert breaks(lambda: run(x).sum().backward()) in ([BREAK], [])
-    torch.testing.assert_close(x.grad, 3 * x.detach())
+    with torch.no_grad():
+        out = torch.compile(lambda t: Product.apply(t, t), backend="aot_eager", fullgraph=True)(x)  # type: ignore[no-untyped-call]
+    assert not out.requires_grad
+    torch.testing.assert_close(out, x.detach() ** 2)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("package", "way"), TIED)
+def test_query_key_and_value_are_one_tensor(package: str, way: str, dynamic: bool, dtype: torch.dtype) -> None:
+    """One graph, in which both directions are replaced; each gradient is the sum of those of the arguments."""
+    function, heads = WAYS[way]
+    with capture(strict=True) as graphs:
+        run = graphs.compile(functools.partial(function, PACKAGES[package]), fullgraph=True, dynamic=dynamic)
+        for length in (40, 56) if dynamic else (40,):
+            inputs = tensors(*((2, length, n, 16) for n in heads), dtype=dtype)
+            found = step(run, inputs)
+            exact = fused if package == "door" else PACKAGES[package]  # the door takes no float64
+            wide = step(functools.partial(function, exact), [t.detach().double().requires_grad_() for t in inputs])
+            for ours, true in zip(found, wide, strict=True):
+                allowed = 1e-5 if dtype == torch.float32 else 4e-2
+                assert float((ours - true).abs().max()) <= allowed * max(1.0, float(true.abs().max()))
+    assert {record.status for record in sites()} == {"replaced"}
+
+
+@pytest.mark.parametrize("way", ["all", "key and value", "query and value"])
+def test_one_tensor_in_a_program_that_is_not_compiled(way: str) -> None:
+    function, heads = WAYS[way]
+    inputs = tensors(*((2, 40, n, 16) for n in heads))
+    found = step(functools.partial(function, flash_attn_func), inputs)
+    torch.testing.assert_close(found, step(functools.partial(function, fused), inputs), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -125,6 +125,40 @@ def sinks(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return torch.matmul(weights, v).transpose(1, 2).contiguous()
 
 
+def one_more(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax1, which is a softmax beside a score of 0."""
+    scores = (q @ k.mT * 0.25).masked_fill(~order(q), -math.inf)
+    largest = scores.max(-1, keepdim=True).values
+    powers = torch.exp(scores - largest)
+    return (powers / (torch.exp(-largest) + powers.sum(-1, keepdim=True))) @ v
+
+
+def three_more(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    scores = q @ k.mT * 0.25 + bias
+    largest = scores.detach().amax(-1, keepdim=True)
+    powers = torch.exp(scores - largest)
+    return (powers / (powers.sum(-1, keepdim=True) + 3 * torch.exp(-largest))) @ v
+
+
+def one_more_bounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The maximum is that of the score of 0, too."""
+    k, v = repeated(k), repeated(v)
+    scores = q @ k.mT * 0.25
+    largest = scores.amax(-1, keepdim=True).clamp(min=0)
+    powers = torch.exp(scores - largest)
+    return F.dropout(powers / ((-largest).exp() + powers.sum(-1, keepdim=True)), 0.0) @ v
+
+
+def one_more_unbounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    powers = (q @ k.mT * 0.25 + causal(q)).exp()
+    return (powers / (1 + powers.sum(-1, keepdim=True))) @ v
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT * 0.25).masked_fill(~order(q), -math.inf)
+    return F.pad(scores, (0, 1), value=-0.5).softmax(-1)[..., :-1] @ v
+
+
 def biased_sinks(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, bias: Tensor) -> Tensor:
     column = sink.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
     scores = torch.cat([q @ k.mT * 0.25 + bias + causal(q), column], -1)
@@ -184,6 +218,18 @@ def scaled_biases(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, more: Tensor) -
     return (((q @ k.mT + bias) * 0.5 + more) * 0.25 + causal(q)).softmax(-1) @ v
 
 
+def forgetting(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    """As the Forgetting Transformer: the sums of gates of queries are added, and those of keys are subtracted."""
+    decay = F.logsigmoid(gate).cumsum(-1)
+    scores = q @ k.mT * 0.25 + decay[..., :, None] - decay[..., None, :]
+    return scores.masked_fill(~order(q), -math.inf).softmax(-1) @ v
+
+
+def subtracted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """A bias that is subtracted, and a factor behind it."""
+    return ((q @ k.mT - bias) * 0.25 + causal(q)).softmax(-1) @ v
+
+
 def scaled_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT).masked_fill(~order(q), torch.finfo(q.dtype).min) / 8).softmax(-1) @ v
 
@@ -235,6 +281,11 @@ PROGRAMS = {
     "softcap": Program(capped, "causal", GROUPED),
     "sinks": Program(sinks, "causal", (*GROUPED, (HEADS,))),
     "sinks beside a bias": Program(biased_sinks, "full + bias", (*QKV, (HEADS,), (HEADS, LENGTH, LENGTH))),
+    "one more": Program(one_more, "causal"),
+    "three more beside a bias": Program(three_more, "full + bias", (*QKV, (HEADS, LENGTH, LENGTH))),
+    "one more, bounded": Program(one_more_bounded, "full", GROUPED),
+    "one more, unbounded": Program(one_more_unbounded, "causal"),
+    "one more in a column": Program(padded, "causal"),
     "pair bias": Program(pair, "full + bias", (*QKV, (1, 1, *PLANE[1:]), QKV[0])),
     "blocks": Program(
         blocks, "full + bias", ((2, 3, 8, HEADS, DIM), *[(2, 3, 24, HEADS, DIM)] * 2, (1, 1, HEADS, 8, 24))
@@ -252,6 +303,8 @@ PROGRAMS = {
         ((BATCH, HEADS, 1, DIM), *QKV[1:], (HEADS, 1, LENGTH), (BATCH, HEADS, 1, LENGTH)),
     ),
     "scaled biases": Program(scaled_biases, "full + bias", (*QKV, (HEADS, 1, LENGTH), PLANE)),
+    "forget gates": Program(forgetting, "full + bias", (*QKV, (BATCH, HEADS, LENGTH))),
+    "subtracted bias": Program(subtracted, "full + bias", (*QKV, (HEADS, LENGTH, LENGTH))),
     "scaled mask": Program(scaled_mask, "causal"),
     "temperature": Program(temperature, "causal", (*QKV, (HEADS,))),
     "divided by a temperature": Program(divided, "full", (*QKV, (HEADS, LENGTH, 1))),

@@ -31,9 +31,11 @@ from .. import math_backend
 from ..attention import Attention, Backward, Forward, Found, Inputs, Refusal, Sink, Size, View
 from ..repeat_kv import Unused
 from ..scores import ONLY_READ
+from ..unread.words import COMBINED, SUMS
 from .factors import check_factor, factors_of, gradients_of_factor
 from .labels import CAST, COPIES, VIEWS, is_float, shape_of
 from .masks import mask_and_bias_of, must_be_read
+from .one_more import OneMore, read_one_more
 from .places import Reader, Result, Roles
 from .scores import PRODUCTS, NotAttention, Stuck, constant_factor, find_scores
 from .value import Kind, Value
@@ -48,12 +50,20 @@ WIDE = "computed by hand, in float32: ours multiplies the 16-bit numbers that we
 
 @dataclass(frozen=True)
 class _Softmax:
-    """The nodes of a softmax: the exponential, its sum and their quotient; and the dimension of the sum."""
+    """The nodes of a softmax, the dimension of the sum, and what is added to the sum.
+
+    Attributes:
+        exponential, quotient: the exponential, and what it gives divided by its sum.
+        totals: the sum, and the sum with what is added to it.
+        dim: the dimension of the sum.
+        one_more: what is added; None for nothing.
+    """
 
     exponential: Node
-    total: Node
+    totals: tuple[Node, ...]
     quotient: Node
     dim: int
+    one_more: OneMore | None = None
 
 
 def find(graph: Graph) -> Iterator[Found]:
@@ -112,20 +122,39 @@ def _read(softmax: _Softmax, known: _Known, of_math: dict[Node, Refusal]) -> _Ma
 
 
 def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
+    seen = set[Node]()
     for node in graph.nodes:
         if op_name(node) != "aten::div" or len(node.args) != 2:
             continue
         exponential, total = node.args
-        if not isinstance(total, Node) or op_name(exponential) != "aten::exp" or op_name(total) != "aten::sum":
+        if not isinstance(exponential, Node) or not isinstance(total, Node) or op_name(exponential) != "aten::exp":
             continue
-        args = bind(total)
-        if args["self"] is exponential and args.get("dim") and len(args["dim"]) == 1 and args["keepdim"]:
-            yield _Softmax(exponential, total, node, args["dim"][0] % len(shape_of(node)))
+        for whole, added in _summands(total):
+            args = bind(whole) if op_name(whole) == "aten::sum" else {}
+            is_sum = bool(args) and args["self"] is exponential and len(args.get("dim") or ()) == 1 and args["keepdim"]
+            if not is_sum:
+                continue
+            dim = args["dim"][0] % len(shape_of(node))
+            if whole is total:
+                yield _Softmax(exponential, (total,), node, dim)
+                break
+            one_more = read_one_more(exponential, added)
+            if one_more is not None and total not in seen:  # the backward divides by it again
+                seen.add(total)
+                yield _Softmax(exponential, (whole, total), node, dim, one_more)
+                break
+
+
+def _summands(total: Node) -> Iterator[tuple[Node, object]]:
+    """Yield a node and None, and each summand of a sum of two with the other one."""
+    yield total, None
+    if op_name(total) == "aten::add" and len(total.args) == 2 and not total.kwargs:
+        yield from ((a, b) for a, b in (total.args, total.args[::-1]) if isinstance(a, Node))
 
 
 def _is_of(node: Node, softmax: _Softmax) -> bool:
     """Return whether a node that SDPA's math backend added belongs to this softmax."""
-    return node in (softmax.exponential, softmax.total, softmax.quotient) or any(
+    return node in (softmax.exponential, *softmax.totals, softmax.quotient) or any(
         node is source for source in _row_nodes(softmax)
     )
 
@@ -254,7 +283,8 @@ class _Match:
         draws += tuple(values.idle())
         forward = Forward(values.results["O"], inputs, out, None, draws, sizes=tuple(self._sizes(inputs)))
         wide = values.results["O"].meta["val"].dtype.itemsize > own.itemsize
-        note = (WIDE if wide else NOTE) + ("; with sinks" if scores.sink is not None else "")
+        with_sinks = scores.sink is not None or scores.one_more is not None
+        note = (WIDE if wide else NOTE) + ("; with sinks" if with_sinks else "")
         return Attention(
             forward, backward, OP if self.of_math is None else math_backend.OP, note=note, one_operator=False,
         )  # fmt: skip
@@ -265,7 +295,7 @@ class _Match:
         Scores beside which sinks lie have one column more.
         """
         places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
-        columns = (0,) if self.values.scores.sink is None else (0, 1)
+        columns = (0, 1) if self.values.scores.has_column else (0,)
         for node in _asked(self.values):
             ways = itertools.chain(zip(places, strict=True), itertools.combinations(places, 2))
             for parts, more in itertools.product(ways, columns):
@@ -294,6 +324,11 @@ class _Match:
 
     def _sinks(self) -> Argument | None:
         scores = self.values.scores
+        if scores.one_more is not None:
+            assert scores.product is not None
+            facts = {"dtype": torch.float32, "device": scores.product.meta["val"].device, "like": scores.product}
+            full = torch.ops.aten.full.default
+            return self.reader.place(self.reader.temporaries.call(full, [1] * 4, scores.one_more, **facts))
         if scores.sink is None:
             return None
         atoms = self.values.atoms
@@ -327,11 +362,14 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
         Stuck: a node does not belong to attention.
         NotAttention: the softmax is certainly not part of attention.
     """
-    exponent = softmax.exponential.args[0]
+    exponent, one_more = softmax.exponential.args[0], softmax.one_more
     assert isinstance(exponent, Node)
-    scores = find_scores(exponent, softmax.dim)
+    if one_more is None:
+        scores = find_scores(exponent, softmax.dim)
+    else:
+        scores = find_scores(one_more.scores, softmax.dim, one_more.score)
     values = Values(scores, known.place, known.of_backward)
-    values.run(softmax.exponential, softmax.total, softmax.quotient)
+    values.run(softmax.exponential, softmax.totals, softmax.quotient, one_more)
     if "O" not in values.results:
         raise Stuck(softmax.quotient, _readers(softmax.quotient))
     reader = Reader(known.temporaries, values, Roles.of(values), known.avoid)
@@ -340,9 +378,12 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
         return Fallback(Reason.DTYPE, f"computed in float64 ({_name(double)})")
     check_factor(values)
     _check_roundings(values)
+    biased = any(term.kind == "add" for term in scores.terms)
+    if biased:
+        values.release_zeros()
     asked = set(_asked(values))
     strangers = [(node, user) for node, user in values.strangers() if user not in asked]
-    if any(term.kind == "add" for term in scores.terms):  # a mask or bias may have a gradient
+    if biased:  # a mask or bias may have a gradient
         of_bias = {node: way[-1] for node, _ in strangers if (way := _to_gradient_of_bias(values, node))}
         if len(set(of_bias.values())) == 1:
             strangers = [(node, user) for node, user in strangers if node not in of_bias]
@@ -406,15 +447,28 @@ def _name(node: Node) -> str:
 
 
 def _readers(node: Node) -> str:
-    return "its probabilities are read by " + ", ".join(map(_name, list(node.users)[:4]))
+    """Return which nodes read probabilities, through conversions; a sum or difference of probabilities alone if any."""
+    stack, found = list(node.users), list[Node]()
+    for user in stack:
+        name = op_name(user)
+        if name in (CAST, *COPIES, *VIEWS):
+            stack += user.users
+            continue
+        found.append(user)
+        if name == "aten::mul":
+            stack += (reader for reader in user.users if op_name(reader) in SUMS)
+        if name in SUMS:
+            return f"{COMBINED} ({user.name})"
+    return "its probabilities are read by " + ", ".join(map(_name, found[:4]))
 
 
 def _words(value: Value) -> str:
-    return {"P": "the softmax", "D": "the softmax with dropout", "score": "a score"}.get(value.kind, value.kind)
+    words = {"P": "the softmax", "D": "the softmax with dropout", "score": "the matrix of scores"}
+    return words.get(value.kind, value.kind)
 
 
 def _refusal(softmax: _Softmax, fallback: Fallback, known: _Known) -> Refusal:
-    own = [softmax.exponential, softmax.total, softmax.quotient]
+    own = [softmax.exponential, *softmax.totals, softmax.quotient]
     has_backward = backward.has_backward(own, known.of_backward)
     return Refusal(softmax.quotient, OP, fallback, has_backward, None, place=softmax.quotient)
 

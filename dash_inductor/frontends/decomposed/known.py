@@ -102,6 +102,15 @@ class Known:
         """
         return list(dict.fromkeys(user for _, user in self._readers() if _is_idle(user)))
 
+    def release_zeros(self) -> None:
+        """Forget the sums of the gradient of the scores over the keys, which are 0, that outside readers read.
+
+        They are gradients of a bias of the rows; the program computes them from the gradient of the scores.
+        """
+        while read := {node for node, _ in self.strangers() if self.known[node].kind == "zero"}:
+            for node in read:
+                del self.known[node]
+
     def _readers(self) -> Iterator[tuple[Node, Node]]:
         for node, value in self.known.items():
             if value.kind not in PUBLIC:

@@ -51,7 +51,10 @@ def _are_apart(terms: list[Term]) -> bool:
         return False
     fill = max(term.fill for term in hidden)
     found = [bounds(term.tensor) for term in added]
-    least = sum(-math.inf if each is None else each[0] for each in found)
+    least = sum(
+        -math.inf if each is None else min(term.factor * number for number in each)
+        for term, each in zip(added, found, strict=True)
+    )
     return least > fill / 2 and any(each != (0.0, 0.0) for each in found)  # zeros are no bias
 
 

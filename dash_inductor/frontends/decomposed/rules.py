@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ...graph.nodes import bind, op_name
 from ...graph.sizes import Dim, same, static
-from . import factor_rules
+from . import factor_rules, one_more
 from .known import Known
 from .labels import CAST, COPIES, Labels, shape_of
 from .scores import constant_factor, number_of
@@ -34,6 +34,12 @@ def _maximum(values: Known, node: Node) -> Value | None:
 
 def _maximum_and_place(values: Known, node: Node) -> Value | None:
     return Value("maximum") if values.is_kind(node.args[0], "score") else None
+
+
+def _at_least(values: Known, node: Node) -> Value | None:
+    """Return the value of a maximum of the scores that is bounded from below, as by 0, the score of a sink."""
+    bounded = values.scores.in_sum and values.is_kind(node.args[0], "row")
+    return Value("row") if bounded and all(number_of(bound) is not None for bound in node.args[1:2]) else None
 
 
 def result_of_maximum(values: Known, node: Node) -> Value | None:
@@ -82,7 +88,7 @@ def _div(values: Known, node: Node) -> Value | None:
     first = values.of(node)[0]
     if first is not None and first.kind in ("zero", "flag"):
         return first
-    return factor_rules.quotient(values, node)
+    return one_more.quotient(values, node) or factor_rules.quotient(values, node)
 
 
 def _times(values: Known, a: Value, b: Value) -> Value | None:
@@ -102,7 +108,7 @@ def _times(values: Known, a: Value, b: Value) -> Value | None:
         return Value("dS", a.labels, factor)
     if pair == ("dS", "slope") and alike:
         return Value("capped dS", a.labels, factor)
-    return None
+    return one_more.product(values, a, b)
 
 
 def _drop(values: Known, probabilities: Value, other: Node) -> Value | None:
@@ -169,6 +175,11 @@ def _add(values: Known, node: Node) -> Value | None:
             return one
         if (one.kind, other.kind) == ("P dP", "P rowsum") and _close(one.factor, -other.factor):
             return replace(one, kind="dS") if values.atoms.same(one.labels, other.labels) else None
+        fits = values.atoms.same(one.labels, other.labels) or _fits_rows(values, other.labels, one.labels)
+        if fits and _close(one.factor, -other.factor):
+            found = one_more.total(one, other)
+            if found is not None:
+                return found
     return None
 
 
@@ -190,8 +201,11 @@ def _sum(values: Known, node: Node) -> Value | None:
     if value.kind == "flag":
         return value
     labels = _row_labels(values, node, value.labels)
-    if value.kind not in ("P dP", "dS") or labels is None:
+    if labels is None:
         return None
+    found = one_more.row_sum(values, value, labels)
+    if found is not None or value.kind not in ("P dP", "dS"):
+        return found
     return Value("rowsum", labels, value.factor) if value.kind == "P dP" else Value("zero")
 
 
@@ -249,7 +263,7 @@ def _scatter(values: Known, node: Node) -> Value | None:
 
 def _slice(values: Known, node: Node) -> Value | None:
     args, value = bind(node), values.of(node)[0]
-    if value is None or value.kind not in ("P", "dS") or values.scores.sink is None or args["step"] != 1:
+    if value is None or value.kind not in ("P", "dS") or not values.scores.has_column or args["step"] != 1:
         return None
     labels, dim = values.atoms.resolved(value.labels), args["dim"] % len(value.labels)
     if labels[dim] != values.atoms.atoms(values.scores.wide_dim):
@@ -264,8 +278,18 @@ def _slice(values: Known, node: Node) -> Value | None:
 
 
 def _beside_zero(values: Known, node: Node) -> Value | None:
-    """Return the value of a gradient of probabilities that is extended by a column of zeros for the sink."""
+    """Return the value of a gradient of probabilities that is extended by a column of zeros for the sink.
+
+    Return that of a gradient of scores from which this column is cut off, too.
+    """
     args, name = bind(node), op_name(node)
+    if name == "aten::constant_pad_nd" and list(args["pad"]) == [0, -1]:
+        cut = values.known.get(args["self"])
+        if cut is None or cut.kind != "dS" or not values.scores.has_column:
+            return None
+        own = values.atoms.resolved(cut.labels)
+        is_wide = own[-1] == values.atoms.atoms(values.scores.wide_dim)
+        return replace(cut, labels=(*own[:-1], values.scores.key_dim)) if is_wide else None
     if name == "aten::slice_scatter":
         inner, fits = args["src"], number_of(args["self"]) == 0 and args["start"] in (None, 0)
         fits = fits and args["step"] == 1
@@ -274,7 +298,7 @@ def _beside_zero(values: Known, node: Node) -> Value | None:
         inner, fits = args["self"], list(args["pad"]) == [0, 1] and number_of(args["value"]) in (0, None)
         dim = -1
     value = values.known.get(inner)
-    if not fits or value is None or value.kind not in ("dD", "dP") or values.scores.sink is None:
+    if not fits or value is None or value.kind not in ("dD", "dP") or not values.scores.has_column:
         return None
     labels = values.atoms.resolved(value.labels)
     dim %= len(labels)
@@ -300,6 +324,9 @@ def _is_size(value: object, size: object) -> bool:
 RULES: dict[str, Callable[[Known, Node], Value | None]] = {
     "aten::amax": _maximum,
     "aten::max": _maximum_and_place,
+    "aten::clamp": _at_least,
+    "aten::clamp_min": _at_least,
+    "aten::ge": _flag,
     "aten::eq": _flag,
     "aten::ne": _flag,
     "aten::abs": _flag,

@@ -59,7 +59,7 @@ class Term:
         kind: "add" for adding a tensor, or "hide" for replacing scores where a condition holds.
         tensor: the tensor, or the condition; it broadcasts to the scores at this step.
         labels: the labels of the scores at this step.
-        factor: the known number by which the sum is multiplied afterwards.
+        factor: the known number by which the sum is multiplied afterwards; negated if the tensor is subtracted.
         hidden_if: the value of the condition for which scores are hidden.
         fill: the value of hidden scores.
     """
@@ -114,6 +114,8 @@ class Scores:
         terms: masks and biases, the innermost first.
         factor: the factor that is no constant; None without one.
         sink: the attention sink that is concatenated after the scores; None without one.
+        one_more: a sink that is a known number; None without one.
+        in_sum: whether the power of `one_more` is added to the sum of the softmax; else it is a column.
         key_dim, wide_dim: the labels of the keys' dimension, without and with the column of the sink.
     """
 
@@ -126,6 +128,8 @@ class Scores:
     terms: list[Term] = field(default_factory=list)
     factor: Factor | None = None
     sink: Node | None = None
+    one_more: float | None = None
+    in_sum: bool = False
     key_dim: Dimension = ()
     wide_dim: Dimension = ()
 
@@ -133,8 +137,13 @@ class Scores:
         """Return a copy with its own lists and dicts, which shares `atoms` with the original."""
         return Scores(
             self.atoms, dict(self.labels), self.product, self.outer, self.inner, self.tanh, list(self.terms),
-            self.factor, self.sink, self.key_dim, self.wide_dim,
+            self.factor, self.sink, self.one_more, self.in_sum, self.key_dim, self.wide_dim,
         )  # fmt: skip
+
+    @property
+    def has_column(self) -> bool:
+        """Whether the scores have a column for a sink behind those of the keys."""
+        return self.sink is not None or (self.one_more is not None and not self.in_sum)
 
 
 def number_of(value: object) -> float | None:
@@ -155,17 +164,18 @@ def number_of(value: object) -> float | None:
     return None if found is None else rounded(found, value.meta["val"].dtype)
 
 
-def find_scores(exponent: Node, dim: int) -> Scores:
+def find_scores(exponent: Node, dim: int, one_more: float | None = None) -> Scores:
     """Return the scores of a softmax, read backwards from the argument of its exponential to a matrix product.
 
     Args:
         exponent: the argument of the exponential.
         dim: the dimension of the softmax.
+        one_more: the score whose power is added to the sum of the softmax; None without one.
 
     Raises:
         Stuck: a node on the way is not part of attention.
     """
-    found = Scores(Atoms())
+    found = Scores(Atoms(), one_more=one_more, in_sum=one_more is not None)
     labels = found.atoms.whole(exponent)
     found.key_dim = found.wide_dim = labels[dim]
     _tile_schedule(found, exponent, labels)
@@ -210,7 +220,7 @@ def _keeps_shape(source: Any, node: Node) -> bool:
 
 def _takes_shifts(found: Scores) -> bool:
     """Return whether subtracting a number from a query's scores changes nothing: no softcap, factor or sink follows."""
-    return found.tanh is None and found.factor is None and found.sink is None
+    return found.tanh is None and found.factor is None and found.sink is None and found.one_more is None
 
 
 def _is_row_bound(found: Scores, node: object, labels: Labels) -> bool:
@@ -285,7 +295,7 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         source = args[0]
         assert isinstance(source, Node)
         return source, labels
-    if name == "aten::add" and len(args) == 2:
+    if name in ("aten::add", "aten::sub") and len(args) == 2:
         if node.kwargs.get("alpha", 1) != 1:
             raise Stuck(node, "a factor of one of its summands")
         return _added(found, node, labels)
@@ -293,6 +303,8 @@ def _step(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
         return _either(found, node, labels) or _hidden(found, node, labels)
     if name == "aten::cat":
         return _beside_sink(found, node, labels)
+    if name == "aten::constant_pad_nd":
+        return _beside_number(found, node, labels)
     raise Stuck(node)
 
 
@@ -370,15 +382,16 @@ def _multiplied(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels
 
 
 def _added(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
-    """Return the summand that leads to a product; the other one is a mask or a bias."""
+    """Return the summand that leads to a product; the other one, which may be subtracted, is a mask or a bias."""
     first: Stuck | None = None
     _check_term(found, node)
-    for source, other in (node.args, node.args[::-1]):
+    is_sum = op_name(node) == "aten::add"
+    for source, other in (node.args, node.args[::-1]) if is_sum else (node.args,):
         if not isinstance(source, Node) or not isinstance(other, Node) or not is_float(source) or not is_float(other):
             continue
         if not _keeps_shape(source, node) or not shape_of(other):
             continue
-        term = Term("add", other, labels, found.outer)
+        term = Term("add", other, labels, found.outer if is_sum else -found.outer)
         trial = found.copy()
         trial.terms.append(term)
         try:
@@ -453,14 +466,30 @@ def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
 def _beside_sink(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
     tensors = bind(node)["tensors"]
     dim = bind(node)["dim"] % len(labels)
-    if found.sink is not None or labels[dim] != found.wide_dim or len(tensors) != 2:
+    if found.has_column or found.in_sum or labels[dim] != found.wide_dim or len(tensors) != 2:
         raise Stuck(node)
     scores, sink = tensors
     if static(shape_of(sink)[dim]) != 1 or not is_float(sink):
         raise Stuck(node, "something else than a column behind the scores")
+    found.sink = sink
+    return scores, _without_column(found, node, scores, dim, labels)
+
+
+def _beside_number(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
+    """Return the scores that are padded by a column of a number."""
+    args = bind(node)
+    scores, value = args["self"], args["value"]
+    is_column = list(args["pad"]) == [0, 1] and labels[-1] == found.wide_dim and not (found.has_column or found.in_sum)
+    if not is_column or not math.isfinite(value or 0.0):
+        raise Stuck(node)
+    found.one_more = float(value or 0.0)
+    return scores, _without_column(found, node, scores, len(labels) - 1, labels)
+
+
+def _without_column(found: Scores, node: Node, scores: Node, dim: int, labels: Labels) -> Labels:
+    """Return the labels of scores, given those of scores with a column for a sink."""
     if found.terms or found.tanh is not None or found.factor is not None or found.outer != 1.0:
         raise Stuck(node, "a mask or factor of the sink")
-    found.sink = sink
     own = found.atoms.whole(scores)
     found.key_dim = own[dim]
-    return scores, (*labels[:dim], own[dim], *labels[dim + 1 :])
+    return (*labels[:dim], own[dim], *labels[dim + 1 :])

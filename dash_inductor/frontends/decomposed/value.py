@@ -8,7 +8,7 @@ The rows of dS have the sum 0, so that anything subtracted from all scores of a 
 
 Where a tensor f multiplies scores, S = f R, the products with key and query read f dS in the place of dS, and the
 gradient of f is a sum of R dS.  Where scores are divided, S = R / f, they read dS / f, and it is a sum of
--dS (R / f / f).
+-dS (R / f / f).  Softmaxes with one more in the sum have kinds of their own (`one_more`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Kind = Literal[
     "slope", "exponential", "sum", "random", "keep",
     "P", "D", "dD", "dP", "P dP", "rowsum", "P rowsum", "dP - rowsum", "dS", "capped dS", "dsink", "zero",
     "f dS", "R / f", "R / f / f", "R dS", "dfactor",
+    "rest", "P / sum", "dP / sum", "dP P / sum", "rowsum / sum", "rest rowsum / sum", "dE",
     "O", "dQ", "dK", "dV",
 ]  # fmt: skip
 

@@ -12,6 +12,9 @@ from ...graph.nodes import op_name
 from .products import shape_of
 
 ONE_MORE = "softmax with one more in the sum"
+SUMS = ("aten::add", "aten::sub")
+COMBINED = "(P1 - c * P2) @ V, which is kept, has the value of P1 @ V - c * (P2 @ V), which is replaced"
+"""Describes sums and differences of probabilities that multiply value."""
 _SIMPLE = frozenset({
     "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::permute", "aten::transpose", "aten::t", "aten::expand",
     "aten::unsqueeze", "aten::squeeze", "aten::clone", "aten::alias", "aten::detach", "prims::convert_element_type",
@@ -50,7 +53,8 @@ class Way:
 
     def in_words(self) -> str:
         """Return why it cannot be read: a known form that is not supported, else the first operator without support."""
-        found = dict.fromkeys(filter(None, (self._mixed(), self._joined(), self._written())))
+        parts = self._mixed(), self._joined(), self._written(), self._without_nan(), self._combined()
+        found = dict.fromkeys(filter(None, parts))
         if found:
             return "; ".join(found)
         for node in (*self.before, *self.after):
@@ -62,6 +66,18 @@ class Way:
         for nodes, when in ((self.before, "before"), (self.after, "after")):
             if any(node in self.products and op_name(node) not in ("aten::sum", "aten::mul") for node in nodes):
                 return f"heads are mixed {when} the softmax (talking heads)"
+        return ""
+
+    def _without_nan(self) -> str:
+        names = [node.name for node in self.before if op_name(node) == "aten::isnan"]
+        return f"NaN among the scores becomes a number, as by nan_to_num ({names[0]})" if names else ""
+
+    def _combined(self) -> str:
+        """Return a description of a sum of two tensors that are computed from the probabilities; "" without one."""
+        own = {self.normaliser, *self.after}
+        for node in self.after:
+            if op_name(node) in SUMS and len(own.intersection(node.all_input_nodes)) == 2:
+                return f"{COMBINED} ({node.name})"
         return ""
 
     def _joined(self) -> str:

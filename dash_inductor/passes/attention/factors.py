@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ...frontends.attention import Attention, NotReadable
-from ...frontends.factors import NO_FACTORS
+from ...frontends.factors import NO_FACTORS, infinity_in
 from ...graph.emit import Emitter
 from ...graph.nodes import Argument
 from ...model.reasons import Reason
@@ -18,9 +18,17 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def check_factors(attention: Attention) -> None:
-    """Raises NotReadable for factors in float16, whose range the product of query and factor may leave."""
-    dtype = attention.inputs.query.node.meta["val"].dtype
-    if attention.inputs.factors != NO_FACTORS and dtype == torch.float16:
+    """Raises NotReadable for factors that are infinite somewhere, as far as the graph shows it, and for any in float16.
+
+    The product of query and factor may leave the range of float16.
+    """
+    dtype, factors = attention.inputs.query.node.meta["val"].dtype, attention.inputs.factors
+    for factor in (factors.query, factors.key):
+        infinity = None if factor is None else infinity_in(factor.value)
+        if infinity is not None:
+            words = f"scores are multiplied by a number that is infinite or NaN somewhere ({infinity.name})"
+            raise NotReadable(Reason.UNSUPPORTED_OP, f"{words}, and products of it with query or key would be NaN")
+    if factors != NO_FACTORS and dtype == torch.float16:
         words = "scores are multiplied by a number that is not known: query or key times this number may lie outside of"
         raise NotReadable(Reason.DTYPE, f"{words} the range of float16")
 

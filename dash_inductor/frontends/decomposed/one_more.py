@@ -1,0 +1,118 @@
+"""Softmaxes with one more number in the sum, also called softmax1: ``exp(s - m) / (n * exp(-m) + sum(exp(s - m)))``.
+
+They are softmaxes over the scores and one more, ``log(n)``, that has no value: a sink.  With e = exp(s - m), d for the
+sum, r = n * exp(-m) and P = e / d, autograd computes
+
+    dE = dP / d - rowsum(dP * P / d), dS = dE * e
+
+and, if the program differentiates m, a gradient of m that is 0: the part of the exponentials is -rowsum(dS), which is
+-r * rowsum(dP * P / d), and that of r is its negative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from ...graph.nodes import op_name
+from ...graph.sizes import static
+from .known import Known
+from .labels import CAST, COPIES, Labels, shape_of
+from .scores import constant_factor, number_of, uncast
+from .value import Kind, Value
+
+
+@dataclass(frozen=True)
+class OneMore:
+    """What is added to the sum of the exponentials.
+
+    Attributes:
+        score: the score of the additional key, log(n).
+        scores: the scores s.
+        shifted: the scores from which m is subtracted; `scores` itself without m.
+        exponential: exp(-m); None without m.
+        between: further nodes from m to what is added.
+    """
+
+    score: float
+    scores: Node
+    shifted: Node
+    exponential: Node | None
+    between: tuple[Node, ...]
+
+
+def read_one_more(exponential: Node, added: object) -> OneMore | None:
+    """Return what is added to the sum of the exponentials; None if it is not the power of a known score.
+
+    A number beside exponentials of scores from which their maximum is subtracted is none: it depends on the maximum.
+    """
+    shifted = exponential.args[0]
+    assert isinstance(shifted, Node)
+    number = number_of(added)
+    if number is not None:
+        return OneMore(math.log(number), shifted, shifted, None, ()) if number > 0 and not _is_shift(shifted) else None
+    factor, between = 1.0, list[Node]()
+    while isinstance(added, Node) and op_name(added) != "aten::exp":
+        between.append(added)
+        step = constant_factor(added)
+        if step is not None:
+            added, factor = step[0], factor * step[1]
+        elif op_name(added) in (CAST, *COPIES):
+            added = added.args[0]
+        else:
+            return None
+    if not isinstance(added, Node) or not factor > 0 or not _is_shift(shifted):
+        return None
+    negated = added.args[0]
+    while isinstance(negated, Node) and op_name(negated) in (CAST, *COPIES):
+        between.append(negated)
+        negated = negated.args[0]
+    if not isinstance(negated, Node) or op_name(negated) != "aten::neg":
+        return None
+    scores, bound = shifted.args
+    if uncast(negated.args[0]) is not uncast(bound) or not isinstance(scores, Node):
+        return None
+    return OneMore(math.log(factor), scores, shifted, added, (*between, negated))
+
+
+def _is_shift(node: Node) -> bool:
+    """Return whether a node subtracts a tensor of one number for each row."""
+    if op_name(node) != "aten::sub" or len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], Node):
+        return False
+    whole, own = shape_of(node), shape_of(node.args[1])
+    return len(whole) == len(own) and any(static(size) == 1 != static(n) for size, n in zip(own, whole, strict=True))
+
+
+def quotient(values: Known, node: Node) -> Value | None:
+    """Return which tensor of attention a quotient by the sum is; None for other quotients."""
+    one, other = values.of(node)[:2]
+    if one is None or other is None or other.kind != "sum" or not values.scores.in_sum:
+        return None
+    found: dict[str, Kind] = {"exponential": "P", "P": "P / sum", "dP": "dP / sum"}
+    return replace(one, kind=found[one.kind]) if one.kind in found else None
+
+
+def product(values: Known, a: Value, b: Value) -> Value | None:
+    """Return which tensor of attention the product of two is; None for other products."""
+    alike, factor = values.atoms.same(a.labels, b.labels), a.factor * b.factor
+    found: dict[tuple[str, str], Kind] = {
+        ("dP", "P / sum"): "dP P / sum", ("dE", "exponential"): "dS", ("rowsum / sum", "rest"): "rest rowsum / sum"
+    }  # fmt: skip
+    kind = found.get((a.kind, b.kind))
+    return Value(kind, a.labels, factor) if kind is not None and alike else None
+
+
+def row_sum(values: Known, value: Value, labels: Labels) -> Value | None:
+    """Return which tensor of attention the sum over the keys of another is; None for other sums."""
+    if value.kind == "dP P / sum":
+        return Value("rowsum / sum", labels, value.factor)
+    return Value("rest rowsum / sum", labels, value.factor) if value.kind == "dS" and values.scores.in_sum else None
+
+
+def total(one: Value, other: Value) -> Value | None:
+    """Return which tensor of attention the sum of two is, whose factors are opposite; None for other sums."""
+    if one.kind == other.kind == "rest rowsum / sum":
+        return Value("zero")
+    return replace(one, kind="dE") if (one.kind, other.kind) == ("dP / sum", "rowsum / sum") else None
