@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
+from ..eager.sdpa import is_in_place
 from ..upstream.patches import replaced
 from . import frames
 from .findings import Check, Seen, Severity
@@ -110,7 +111,7 @@ class Running:
         return look_once
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
-        if _trains(query, *args, *kwargs.values()):
+        if _trains(query, *args, *kwargs.values()) and not is_in_place():
             self._tell("", _PYTORCH)
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:

@@ -75,6 +75,20 @@ step(model, Q)
 with torch.no_grad():
     model(Q)
 """,
+    "eager, computed by dash_inductor": """
+import dash_inductor
+from dash_inductor.eager.sdpa import in_place
+
+class Model(nn.Module):
+    def forward(self, q):
+        return attend(q)
+
+dash_inductor.config.cpu = "reference"
+model = Model()
+in_place([model])
+step(model, Q)
+assert [record.status for record in dash_inductor.sites()] == ["replaced"]
+""",
     "eager without the flag": """
 torch.use_deterministic_algorithms(False)
 step(attend, Q)
