@@ -91,14 +91,14 @@ def is_in_place() -> bool:
 
 def _enter(module: nn.Module, args: Any) -> None:
     if not torch.compiler.is_compiling():  # in a graph, passes replace attention
-        _MODE.__enter__()
+        _MODE.__enter__()  # type: ignore[no-untyped-call]
         _ENTERED.modules.append(module)
 
 
 def _leave(module: nn.Module, args: Any, result: Any) -> None:
     if not torch.compiler.is_compiling() and _ENTERED.modules[-1:] == [module]:
         _ENTERED.modules.pop()
-        _MODE.__exit__(None, None, None)
+        _MODE.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class Handles:

@@ -46,9 +46,10 @@ def set_attention_backend(model: nn.Module) -> Handles:
     Raises:
         ArgumentError: `model` is no model of diffusers.
     """
-    if not hasattr(model, "set_attention_backend"):
+    by_name: Any = getattr(model, "set_attention_backend", None)
+    if by_name is None:
         raise ArgumentError("model", type(model).__name__, "a model of diffusers")
-    model.set_attention_backend(NAME)
+    by_name(NAME)
     processors = [(module, getattr(module, "processor", None)) for module in model.modules()]
     return in_place(m for m, processor in processors if processor is not None and not _dispatches(processor))
 

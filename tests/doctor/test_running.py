@@ -288,7 +288,7 @@ TOLD = {
         "flash_attn.cute.FlashAttnFunc",
         ", inside torch._dynamo.disable, in Four",
         "deterministic=True",
-        "FlashAttention-4 is in no graph",
+        "Dynamo cannot trace it",
     ),
     "xformers": ("xformers._fMHA", "", "depends on the kernel", "F.scaled_dot_product_attention"),
     "mine": ("__main__.MyAttention", "", "is not known", "F.scaled_dot_product_attention"),
