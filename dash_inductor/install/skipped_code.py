@@ -167,6 +167,6 @@ def _record(tx: Any, function: Any, computed: str, cause: str) -> None:
 
 def _line(tx: Any) -> tuple[str, bool]:
     """The innermost line outside of modules that hand a call on, and whether there is one in what is compiled now."""
-    while (handed_on := _LIBRARY.search(str(tx.f_globals.get("__name__", "")))) and tx.parent is not None:
+    while (handed_on := _LIBRARY.search(str(tx.f_globals.get("__name__", "")))) and getattr(tx, "parent", None):
         tx = tx.parent
     return f"{tx.f_code.co_filename}:{tx.lineno}", not handed_on
