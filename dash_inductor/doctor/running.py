@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
-from ..eager.sdpa import is_in_place
 from ..upstream.patches import replaced
 from . import frames
 from .findings import Check, Seen, Severity
@@ -111,6 +110,8 @@ class Running:
         return look_once
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
+        from ..eager.sdpa import is_in_place  # imported here, because a bad setting must not end the doctor's report
+
         if _trains(query, *args, *kwargs.values()) and not is_in_place():
             self._tell("", _PYTORCH)
 
