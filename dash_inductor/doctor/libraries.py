@@ -36,6 +36,11 @@ class Library:
 
 _FLASH = "Its backward adds in no fixed order, unless it is given deterministic=True."
 
+_IN_TRANSFORMERS = (
+    'In transformers, attn_implementation="dash_inductor" takes the place of names of flash-attn and of the kernels '
+    "hub, after dash_inductor.register()."
+)
+
 TRANSFORMER_ENGINE = Library(
     r"transformer_engine\b",
     "Its backward is deterministic only if NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 was set or, in newer versions, if "
@@ -48,15 +53,16 @@ TRANSFORMER_ENGINE = Library(
 LIBRARIES = (
     TRANSFORMER_ENGINE,
     Library(
-        r"flash_attn\.cute\b",
+        r"flash_attn\.cute\b|\w*flash_?attn_?(4|cute)|\w*vllm_flash_attn3",
         _FLASH,
-        f"FlashAttention-4 is in no graph: give it deterministic=True, or call flash-attn 2 or 3 or {_SDPA}, in what "
-        "is compiled.",
+        "Dynamo cannot trace it: give it deterministic=True, or call the functions of the same names in "
+        f"dash_inductor.integrations.flash_attn. {_IN_TRANSFORMERS}",
     ),
     Library(
         r"\w*flash_?attn",
         _FLASH,
-        "Call it in what is compiled, where it is replaced; deterministic=True makes it deterministic where it is.",
+        "Call it in what is compiled, where it is replaced; deterministic=True makes it deterministic where it is. "
+        f"{_IN_TRANSFORMERS}",
         package="flash_attn",
     ),
     Library(

@@ -110,7 +110,9 @@ class Running:
         return look_once
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> None:
-        if _trains(query, *args, *kwargs.values()):
+        from ..eager.sdpa import is_in_place  # imported here, because a bad setting must not end the doctor's report
+
+        if _trains(query, *args, *kwargs.values()) and not is_in_place():
             self._tell("", _PYTORCH)
 
     def _function(self, function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> None:

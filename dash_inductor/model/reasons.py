@@ -217,11 +217,14 @@ class Reason(Enum):
     )
     SKIPPED = (
         "skipped",
-        "A function under `torch.compiler.disable` computes it, outside of all graphs.",
+        "It runs outside of all graphs, in a function that Dynamo does not trace.",
         (
-            "`detail` names the function, and the record the line that calls it. FlashAttention-4 (`flash_attn.cute`) "
-            "cannot be traced: import its functions from `dash_inductor.integrations.flash_attn` in its place, "
-            "without `torch.compiler.disable`. Other functions may need it no longer."
+            "`detail` names the function and the cause, and the record the line that calls it. FlashAttention-4 "
+            "(`flash_attn.cute`) cannot be traced, and neither can kernels from the hub whose operators have no shape "
+            "functions (`kernels-community/vllm-flash-attn3`): import the functions from "
+            "`dash_inductor.integrations.flash_attn` in their place, without `torch.compiler.disable`; in "
+            'transformers, use `attn_implementation="dash_inductor"` after `dash_inductor.register()`. Other '
+            "functions may need `torch.compiler.disable` no longer."
         ),
     )
     PASSES_OFF = (

@@ -6,13 +6,14 @@ from types import CodeType
 
 from torch._dynamo import eval_frame, pgo
 from torch._dynamo.device_interface import CudaInterface
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._dynamo.variables import TensorVariable, UserFunctionVariable
 
 from . import compat
 
 __all__ = [
-    "CudaInterface", "ShortenTraceback", "TensorVariable", "UserFunctionVariable", "eval_frame", "pgo", "skip_code",
+    "CudaInterface", "ShortenTraceback", "TensorVariable", "Unsupported", "UserFunctionVariable", "eval_frame", "pgo",
+    "skip_code",
 ]  # fmt: skip
 
 

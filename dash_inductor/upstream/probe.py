@@ -86,6 +86,7 @@ TORCH = (
         APPLY_FUNCTION.purpose,
     ),
     ("torch._dynamo.variables", "UserFunctionVariable UserFunctionVariable.get_function", CALL_SKIPPED.purpose),
+    ("torch._dynamo.exc", "Unsupported", CALL_SKIPPED.purpose),
     ("torch._dynamo.exc", "ShortenTraceback.remove_dynamo_frames", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "verbose", "errors of sites that are not replaced"),
     ("torch._dynamo.config", "recompile_limit accumulated_recompile_limit", "explanations"),

@@ -102,10 +102,10 @@ def _guarded(
         try:
             return around(plain)(*args, **kwargs)
         except Exception as error:
-            if plain.error is not None and plain.error is not error:
-                raise plain.error from error
             if plain.error is error or isinstance(error, let_through):
                 raise
+            if plain.error is not None:
+                raise plain.error from error
             failures.caught(purpose, error)
             return plain.result if plain.has_run else function(*args, **kwargs)
 
@@ -165,6 +165,8 @@ INLINE = Seam(
     "torch._dynamo.symbolic_convert", "InliningInstructionTranslator.build_inline_tracer", CALL_SKIPPED.purpose
 )
 """Begins to trace a called function, or breaks the graph at methods under `torch.compiler.disable`."""
+APPLY = Seam("torch._dynamo.variables.misc", "AutogradFunctionVariable.call_apply", CALL_SKIPPED.purpose)
+"""Traces ``Function.apply`` with and without gradients, or breaks the graph at it."""
 DECOMPOSITIONS = Seam("torch._inductor.decomposition", "decompositions", "gradients of embeddings")
 """Inductor's decompositions, by operator."""
 CACHE_DETAILS = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", "the key of FxGraphCache")
@@ -189,7 +191,7 @@ PARTITIONED_SIZE = Seam("torch._functorch.partitioners", "_size_of", "what a bac
 
 SEAMS = (
     JOINT_PASSES, RUN_JOINT_PASSES, RUN_PRE_GRAD_PASSES, GENERATE, SCAN_SPLITS, GENERATE_KERNEL, READ_BUFFER, ALERT,
-    DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, APPLY_FUNCTION, CALL_SKIPPED, INLINE,
+    DEFINE_USER_KERNEL, KERNEL_META, TIME_CONFIGURATIONS, COMPILE_GRAPH, APPLY_FUNCTION, CALL_SKIPPED, INLINE, APPLY,
     DECOMPOSITIONS, CACHE_DETAILS, MAKE_ENTRY, LOAD_ENTRY, FINISH_GRAPH, FINISH_FUNCTION, LOAD_PACKAGE, STORE_PACKAGE,
     FUSE_MIXED_ORDER, FUSE_MORE, REGISTER_PATTERN, PARTITIONED_TARGET, PARTITIONED_SIZE,
 )  # fmt: skip

@@ -75,6 +75,20 @@ step(model, Q)
 with torch.no_grad():
     model(Q)
 """,
+    "eager, computed by dash_inductor": """
+import dash_inductor
+from dash_inductor.eager.sdpa import in_place
+
+class Model(nn.Module):
+    def forward(self, q):
+        return attend(q)
+
+dash_inductor.config.cpu = "reference"
+model = Model()
+in_place([model])
+step(model, Q)
+assert [record.status for record in dash_inductor.sites()] == ["replaced"]
+""",
     "eager without the flag": """
 torch.use_deterministic_algorithms(False)
 step(attend, Q)
@@ -274,7 +288,7 @@ TOLD = {
         "flash_attn.cute.FlashAttnFunc",
         ", inside torch._dynamo.disable, in Four",
         "deterministic=True",
-        "FlashAttention-4 is in no graph",
+        "Dynamo cannot trace it",
     ),
     "xformers": ("xformers._fMHA", "", "depends on the kernel", "F.scaled_dot_product_attention"),
     "mine": ("__main__.MyAttention", "", "is not known", "F.scaled_dot_product_attention"),

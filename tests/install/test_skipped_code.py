@@ -47,6 +47,35 @@ class Attention(nn.Module):
 MODULE = Attention()
 
 
+class FlashAttnFunc(torch.autograd.Function):
+    """Stands for an autograd function in which Dynamo comes to what it cannot trace, in one of two directions."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, breaks: str) -> Tensor:
+        ctx.breaks = breaks
+        if breaks == "forward":
+            torch._dynamo.graph_break()
+        return q * 2
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        if ctx.breaks == "backward":
+            torch._dynamo.graph_break()
+        return dout * 2, None
+
+
+class LayerNormFn(FlashAttnFunc):
+    """What else a package of attention has."""
+
+
+LayerNormFn.__module__ = "flash_attn.ops.triton.layer_norm"
+
+
+def called(function: Any, q: Tensor, breaks: str) -> Tensor:
+    found: Tensor = function.apply(q + 1, breaks)
+    return found * 2
+
+
 def by_function(q: Tensor) -> Tensor:
     return kernel(q + 1) * 2
 
@@ -76,6 +105,31 @@ def test_skipped_attention_has_a_record(function: Callable[[Tensor], Tensor], na
 def test_strict_does_not_pass() -> None:
     with config.patch(strict=True), pytest.raises(FallbackError, match=r"skipped: .*kernel, which calls flash_attn"):
         compiled(by_function)
+
+
+@pytest.mark.parametrize("breaks", ["forward", "backward"])
+def test_an_autograd_function_that_breaks_the_graph_has_a_record(breaks: str) -> None:
+    """One, though Dynamo comes to it again in each function around it."""
+
+    def outer(q: Tensor) -> Tensor:
+        return called(FlashAttnFunc, q, breaks) + 1
+
+    compiled(outer)
+    (record,) = [site for site in sites() if site.reason is Reason.SKIPPED]
+    assert record.detail.startswith(
+        f"{__name__}.FlashAttnFunc, breaks the graph: Call to `torch._dynamo.graph_break()`"
+    )
+    assert record.line.partition(":")[0] == __file__
+    with config.patch(strict=True), pytest.raises(FallbackError, match=r"FlashAttnFunc, breaks the graph"):
+        compiled(outer)
+
+
+@pytest.mark.parametrize(("function", "breaks"), [(FlashAttnFunc, "no"), (LayerNormFn, "forward")])
+def test_other_autograd_functions_have_no_record(function: Any, breaks: str) -> None:
+    """Neither one that is traced, nor one of a package with attention that computes none."""
+    with config.patch(strict=True):
+        compiled(lambda q: called(function, q, breaks))
+    assert not sites()
 
 
 def test_other_skipped_functions_have_no_record() -> None:

@@ -22,12 +22,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.records.records import clear_sites, sites
 
+from ..support import diffusers_models
 from ..support.hf_models import build, token_ids
 from ..support.model_table import line
 from ..support.processes import run_python
@@ -85,71 +86,11 @@ def _transformers(family: str, *, packed: bool = False) -> Callable[[], object]:
 # ---- diffusers ----
 
 
-def _diffusers(name: str, settings: dict[str, Any], inputs: dict[str, tuple[int, ...]]) -> Callable[[], object]:
-    """A model of a class with these settings.
-
-    Args:
-        inputs: the shapes of what it is called with, beside a number of a step for each element of the batch.
-    """
-
+def _diffusers(family: diffusers_models.Family) -> Callable[[], object]:
     def train() -> object:
-        import diffusers
-
-        model: nn.Module = getattr(diffusers, name)(**settings)
-        tensors: dict[str, Tensor] = {key: torch.randn(shape) for key, shape in inputs.items()}
-        compiled = torch.compile(model.train(), backend=traced)
-        return compiled(**tensors, timestep=torch.ones(BATCH), return_dict=False)
+        return torch.compile(family.model(), backend=traced)(**family.tensors(), return_dict=False)
 
     return train
-
-
-_TEXT = (BATCH, 77, 32)
-_HEADS = {"num_attention_heads": 2, "attention_head_dim": 64}
-
-UNET = _diffusers(
-    "UNet2DConditionModel",
-    {
-        "block_out_channels": (64, 128), "layers_per_block": 1, "sample_size": 32, "cross_attention_dim": 32,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "attention_head_dim": 2,
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-    },
-    {"sample": (BATCH, 4, 32, 32), "encoder_hidden_states": _TEXT},
-)  # fmt: skip
-SD3 = _diffusers(
-    "SD3Transformer2DModel",
-    {
-        "sample_size": 32, "in_channels": 4, "out_channels": 4, "num_layers": 2, "joint_attention_dim": 32,
-        "caption_projection_dim": 128, "pooled_projection_dim": 64, **_HEADS,
-    },
-    {"hidden_states": (BATCH, 4, 32, 32), "encoder_hidden_states": _TEXT, "pooled_projections": (BATCH, 64)},
-)  # fmt: skip
-FLUX = _diffusers(
-    "FluxTransformer2DModel",
-    {
-        "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
-        "pooled_projection_dim": 32, "axes_dims_rope": (16, 24, 24), **_HEADS,
-    },
-    {
-        "hidden_states": (BATCH, 64, 4), "encoder_hidden_states": _TEXT, "pooled_projections": (BATCH, 32),
-        "img_ids": (64, 3), "txt_ids": (77, 3),
-    },
-)  # fmt: skip
-COGVIDEOX = _diffusers(
-    "CogVideoXTransformer3DModel",
-    {
-        "in_channels": 4, "out_channels": 4, "time_embed_dim": 16, "text_embed_dim": 32, "num_layers": 2,
-        "sample_width": 16, "sample_height": 16, "sample_frames": 9, "max_text_seq_length": 77, **_HEADS,
-    },
-    {"hidden_states": (BATCH, 3, 4, 16, 16), "encoder_hidden_states": _TEXT},
-)  # fmt: skip
-WAN = _diffusers(
-    "WanTransformer3DModel",
-    {
-        "in_channels": 4, "out_channels": 4, "text_dim": 32, "freq_dim": 64, "ffn_dim": 64, "num_layers": 2,
-        "rope_max_seq_len": 32, **_HEADS,
-    },
-    {"hidden_states": (BATCH, 4, 3, 16, 16), "encoder_hidden_states": _TEXT},
-)  # fmt: skip
 
 
 PROGRAMS = (
@@ -167,11 +108,11 @@ PROGRAMS = (
     Program("transformers", "Llama", "flex, packed", _transformers("Llama", packed=True)),
     Program("transformers", "GptOss", "flex", _transformers("GptOss")),
     Program("transformers", "Gemma2", "flex, packed", _transformers("Gemma2", packed=True)),
-    Program("diffusers", "UNet (Stable Diffusion)", "SDPA", UNET),
-    Program("diffusers", "SD 3", "SDPA", SD3),
-    Program("diffusers", "Flux", "SDPA", FLUX),
-    Program("diffusers", "CogVideoX", "SDPA", COGVIDEOX),
-    Program("diffusers", "Wan", "SDPA", WAN),
+    Program("diffusers", "UNet (Stable Diffusion)", "SDPA", _diffusers(diffusers_models.UNET)),
+    Program("diffusers", "SD 3", "SDPA", _diffusers(diffusers_models.SD3)),
+    Program("diffusers", "Flux", "SDPA", _diffusers(diffusers_models.FLUX)),
+    Program("diffusers", "CogVideoX", "SDPA", _diffusers(diffusers_models.COGVIDEOX)),
+    Program("diffusers", "Wan", "SDPA", _diffusers(diffusers_models.WAN)),
 )
 
 
