@@ -165,6 +165,8 @@ def test_editable_install_maps_the_folders() -> None:
         ("torch_dynamo_backends", "dash"),
         ("torch.backends", "dash_guard"),
         ("dash_inductor.doctor", "repeat"),
+        ("dash_inductor.training", "guard"),
+        ("dash_inductor.training", "record"),
     ],
 )
 def test_entry_points(group: str, name: str) -> None:
