@@ -22,12 +22,13 @@ from .. import _switch
 from ..config import config
 from ..doctor import flag, settings
 from ..doctor.findings import Severity, run
-from ..errors import FallbackError, MissingPackageError
+from ..errors import FallbackError, MissingPackageError, described
+from ..observers.log import Log
 from ..records.records import FORWARD_ONLY, FULL, GraphRecord, SiteRecord, format_table, graphs
 from ..upstream.eager import not_compiled
 
 GROUP = "dash_inductor.training"
-"""The group of entry points with functions that watch a training: from a folder to a context manager."""
+"""The group of entry points with functions that watch a training: of a folder and ``log_to``; context managers."""
 
 Folder = str | os.PathLike[str]
 
@@ -36,6 +37,7 @@ _TOO_LATE = (
     f"{_CUBLAS} is set too late: this process has used a GPU before, and its products of matrices may not be "
     f"deterministic. Export {_CUBLAS}=:4096:8 before the program starts."
 )
+_COLUMNS = ("module", "status", "shape", "mask", "plan or reason", "forward", "line")
 _WARN_ONLY = (
     'deterministic algorithms only warn (warn_only=True; deterministic="warn" of Lightning), which leaves operators '
     "without a deterministic implementation nondeterministic"
@@ -55,12 +57,14 @@ class DeterministicTraining:
     generators.  Only the first rank logs.
 
     Args:
-        log: the tool's logger.
+        logger: the tool's logger.
         compiled_by: the option of the tool that compiles the model.
         strict: an attention that is not replaced is an error when it is compiled, as `config.strict` makes it, and so
             is a first step without any.
         record: a folder for a recording, see `dash_guard.record`.
         guard: a folder for the findings of a guard, see `dash_guard.guard`.
+        log_to: on the first rank, gets the records of all attentions after the first step, as the table "attention",
+            with `record` digests of each step, and with `guard` an alert for each finding.
 
     Raises:
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
@@ -68,14 +72,15 @@ class DeterministicTraining:
 
     def __init__(
         self,
-        log: logging.Logger | logging.LoggerAdapter[Any],
+        logger: logging.Logger | logging.LoggerAdapter[Any],
         compiled_by: str,
         *,
         strict: bool = False,
         record: Folder | None = None,
         guard: Folder | None = None,
+        log_to: Log | None = None,
     ) -> None:
-        self._log, self._compiled_by, self._strict = log, compiled_by, strict
+        self._logger, self._compiled_by, self._strict, self._log_to = logger, compiled_by, strict, log_to
         folders = {"record": record, "guard": guard}
         self._watched = [(_watching(name), folder) for name, folder in folders.items() if folder is not None]
         self._until_end = ExitStack()
@@ -98,7 +103,7 @@ class DeterministicTraining:
             stack.callback(setattr, config, "strict", config.strict)
             config.strict = config.strict or self._strict
             for watching, folder in self._watched:
-                stack.enter_context(watching(folder))
+                stack.enter_context(watching(folder, log_to=self._log_to if _is_first_rank() else None))
             self._before = len(graphs())
             self._is_first_step = True
             self._end_hearing = self._hear_alerts()
@@ -132,6 +137,7 @@ class DeterministicTraining:
         new = graphs()[self._before :]
         found = new or graphs()
         kept = [site for graph in found for site in graph.sites if site.status != "replaced"]
+        self._log_table([_row(site) for graph in found for site in graph.sites])
         text = _replaced(found) + (f"; kept:\n{format_table(kept)}" if kept else "")
         if not new:
             advice = _switch.off_reason() or f"compile the model by {self._compiled_by}"
@@ -142,6 +148,14 @@ class DeterministicTraining:
                 raise FallbackError(f"strict=True, but {text}")
         is_well = new and not kept and not any(graph.missing for graph in new)
         self._tell(logging.INFO if is_well else logging.WARNING, text)
+
+    def _log_table(self, rows: list[tuple[str, ...]]) -> None:
+        if self._log_to is None or not _is_first_rank():
+            return
+        try:
+            self._log_to.table("attention", _COLUMNS, rows)
+        except Exception as error:  # of a logger: training goes on
+            self._tell(logging.WARNING, f"the records are not logged: {described(error)}")
 
     def _hear_alerts(self) -> Callable[[], None]:
         """Notes which operators PyTorch warns about, and returns a function that ends this."""
@@ -161,13 +175,17 @@ class DeterministicTraining:
         return end
 
     def _tell(self, level: int, message: str) -> None:
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-            self._log.log(level, "dash_inductor: %s", message)
+        if _is_first_rank():
+            self._logger.log(level, "dash_inductor: %s", message)
 
 
-def _watching(name: str) -> Callable[[Folder], AbstractContextManager[Any]]:
+def _is_first_rank() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _watching(name: str) -> Callable[..., AbstractContextManager[Any]]:
     for point in entry_points(group=GROUP, name=name):
-        found: Callable[[Folder], AbstractContextManager[Any]] = point.load()
+        found: Callable[..., AbstractContextManager[Any]] = point.load()
         return found
     raise MissingPackageError("dash-guard", "record and guard", "guard")
 
@@ -190,6 +208,11 @@ def _replaced(found: Iterable[GraphRecord]) -> str:
     texts += [_counted(without, "attentions without a backward")] if without else []
     missing = sum(graph.missing for graph in found)
     return ", ".join(texts) + (f"; {missing} graphs from a cache have no records" if missing else "")
+
+
+def _row(site: SiteRecord) -> tuple[str, ...]:
+    decision = site.reason.value if site.reason else str(site.plan)
+    return site.module, site.status, site.shape, site.mask, decision, site.forward, site.line
 
 
 def _counted(sites: list[SiteRecord], name: str) -> str:

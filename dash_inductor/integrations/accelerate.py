@@ -6,6 +6,7 @@ from accelerate.logging import get_logger
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import set_seed
 
+from ..observers.log import Log
 from ._training import DeterministicTraining, Folder
 
 _log = get_logger("accelerate.dash_inductor")
@@ -31,6 +32,8 @@ class DeterministicTracker(GeneralTracker):  # type: ignore[misc]  # mypy does n
         strict: an attention that is not replaced, or a first step without compiled attention, is a `FallbackError`.
         record: a folder for fingerprints of the training, as of `dash_guard.record`.
         guard: a folder for findings about its ranks, as of `dash_guard.guard`.
+        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, which gets the records as a
+            table, with `record` digests of each step, and with `guard` findings as alerts.
 
     Raises:
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
@@ -41,11 +44,17 @@ class DeterministicTracker(GeneralTracker):  # type: ignore[misc]  # mypy does n
     main_process_only = False
 
     def __init__(
-        self, *, seed: int = 0, strict: bool = False, record: Folder | None = None, guard: Folder | None = None
+        self,
+        *,
+        seed: int = 0,
+        strict: bool = False,
+        record: Folder | None = None,
+        guard: Folder | None = None,
+        log_to: Log | None = None,
     ) -> None:
         super().__init__()
         by = 'Accelerator(dynamo_backend="inductor")'
-        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard)
+        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard, log_to=log_to)
         set_seed(seed)
 
     @property

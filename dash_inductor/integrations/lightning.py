@@ -7,6 +7,7 @@ import logging
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.fabric.utilities.seed import reset_seed
 
+from ..observers.log import Log
 from ..upstream.eager import is_compiled
 from ._training import DeterministicTraining, Folder
 
@@ -35,6 +36,8 @@ class DeterministicCallback(Callback):  # type: ignore[misc]  # mypy does not fo
         strict: an attention that is not replaced, or a first step without compiled attention, is a `FallbackError`.
         record: a folder for fingerprints of the training, as of `dash_guard.record`.
         guard: a folder for findings about its ranks, as of `dash_guard.guard`.
+        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, which gets the records as a
+            table, with `record` digests of each step, and with `guard` findings as alerts.
 
     Raises:
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
@@ -48,9 +51,10 @@ class DeterministicCallback(Callback):  # type: ignore[misc]  # mypy does not fo
         strict: bool = False,
         record: Folder | None = None,
         guard: Folder | None = None,
+        log_to: Log | None = None,
     ) -> None:
         by = "DeterministicCallback(compile=True)"
-        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard)
+        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard, log_to=log_to)
         self._compile = compile
         seed_everything(seed, workers=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.utils.logging import get_logger
 
+from ..observers.log import Log
 from ._training import DeterministicTraining, Folder
 
 _log = get_logger("transformers.dash_inductor")
@@ -39,14 +40,23 @@ class DeterministicCallback(TrainerCallback):  # type: ignore[misc]  # mypy does
         strict: an attention that is not replaced, or a first step without compiled attention, is a `FallbackError`.
         record: a folder for fingerprints of the training, as of `dash_guard.record`.
         guard: a folder for findings about its ranks, as of `dash_guard.guard`.
+        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, which gets the records as a
+            table, with `record` digests of each step, and with `guard` findings as alerts.
 
     Raises:
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
     """
 
-    def __init__(self, *, strict: bool = False, record: Folder | None = None, guard: Folder | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = False,
+        record: Folder | None = None,
+        guard: Folder | None = None,
+        log_to: Log | None = None,
+    ) -> None:
         by = "TrainingArguments(torch_compile=True)"
-        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard)
+        self._training = DeterministicTraining(_log, by, strict=strict, record=record, guard=guard, log_to=log_to)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
