@@ -202,7 +202,7 @@ def test_metadata(wheel: Path, sdist: Path) -> None:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(name))
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata.get_all("Provides-Extra") == ["guard", "pictures"]
+    assert metadata.get_all("Provides-Extra") == ["guard", "metrics", "pictures"]
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL") or [])
     assert urls.keys() == {"Source", "Documentation", "Changelog", "Issues"}
     assert all(url.startswith(urls["Source"]) for url in urls.values())
