@@ -140,8 +140,9 @@ class DeterministicTraining:
         self._log_table([_row(site) for graph in found for site in graph.sites])
         text = _replaced(found) + (f"; kept:\n{format_table(kept)}" if kept else "")
         if not new:
-            advice = _switch.off_reason() or f"compile the model by {self._compiled_by}"
-            before = f". In graphs that were compiled before: {text}" if found else ""
+            off = _switch.off_reason()
+            advice = f"dash_inductor is off ({off})" if off else f"compile the model by {self._compiled_by}"
+            before = f", unless it runs graphs that were compiled before: {text}" if found else ""
             text = f"no attention was compiled in the first step: {advice}{before}"
             if self._strict and (kept or not found):
                 self.end()
