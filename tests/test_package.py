@@ -255,7 +255,12 @@ def test_names_of_the_api_stay_where_programs_import_them_from(module: str) -> N
 
 
 def test_every_name_of_the_api_page_exists() -> None:
+    """Modules of integrations are read and not imported, because the packages that they join may be missing."""
     for name in NAMES:
         module, _, last = name.rpartition(".")
+        if module.startswith("dash_inductor.integrations."):
+            source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+            assert last in {getattr(node, "name", "") for node in ast.parse(source).body}, name
+            continue
         found = importlib.import_module(module)
         assert hasattr(found, last) or importlib.util.find_spec(name) is not None, name
