@@ -74,7 +74,7 @@ test-newest: PYTHON := $(CURDIR)/.venv-newest/bin/python
 test-newest:
 	tools/setup.sh .venv-newest newest $(WITH)
 	$(PYTHON) -m pip freeze --exclude-editable
-	$(PYTEST) -k "not broken" $(TEST_TORCH) $(foreach name,model_table models parallel,tests/models/test_$(name).py) tests/eager \
+	$(PYTEST) -k "not broken" $(TEST_TORCH) $(foreach name,model_table models parallel,tests/models/test_$(name).py) tests/eager tests/integrations \
 		tests/passes/attention/test_ways.py tests/test_package.py tests/docs/test_snippets.py tests/docs/test_site.py \
 		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 

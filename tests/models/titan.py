@@ -20,7 +20,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,10 @@ _CONFIGS = {
 """The family and the name of a configuration in its registry, by model."""
 
 
-def step(model: str, attention: str, *, compiled: bool = True, batch: int = 2, length: int = 256) -> None:
+def step(
+    model: str, attention: str, *, compiled: bool = True, batch: int = 2, length: int = 256,
+    change: Callable[[Any], object] = lambda config: None,
+) -> None:  # fmt: skip
     """Train a model for one step, inside of a fake tensor mode with a fake CUDA device as the default one.
 
     Args:
@@ -53,6 +56,7 @@ def step(model: str, attention: str, *, compiled: bool = True, batch: int = 2, l
         attention: "flex" or "varlen".
         compiled: whether blocks and loss are compiled; FlexAttention always is.
         batch, length: of the tokens; every row is one document.
+        change: changes the configuration of the trainer.
     """
     with _stand_ins_of_modules(), ExitStack() as stack:
         from torchtitan.components import metrics
@@ -65,6 +69,7 @@ def step(model: str, attention: str, *, compiled: bool = True, batch: int = 2, l
         stack.enter_context(mock.patch.object(metrics, "build_device_memory_monitor", return_value=monitor))
         config.dump_folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(_on_fake_tensors(batch, length))
+        change(config)
         trainer = config.build()
         try:
             trainer.train()

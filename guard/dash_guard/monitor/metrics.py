@@ -1,4 +1,4 @@
-"""Metrics of a watched job for Prometheus; they need prometheus_client (``pip install dash-inductor[guard]``)."""
+"""Metrics of a watched job for Prometheus; they need prometheus_client (``pip install dash-inductor[metrics]``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Metrics:
         try:
             import prometheus_client as client
         except ImportError as error:
-            raise MissingPackageError("prometheus_client", "metrics of watch", "guard") from error
+            raise MissingPackageError("prometheus_client", "metrics of watch", "metrics") from error
         self._registry = client.CollectorRegistry()
 
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from dash_inductor import arguments as _arguments
-from dash_inductor.errors import DashError
+from dash_inductor.errors import ArgumentError, DashError
 from dash_inductor.observers import active, hooks
+from dash_inductor.observers.log import Log
 from dash_inductor.observers.observer import Observer
 
 from ..checks.all import CHECKS
@@ -37,6 +38,7 @@ from ..transport.store import Line
 from ..upstream import collectives
 from ..upstream.flight_variables import prepare
 from . import settings
+from .alerts import Alerts
 from .heartbeat import Heartbeats
 from .rank import Rank
 from .settings import OnConfirmed
@@ -56,6 +58,7 @@ def guard(
     collectives: int = 1,
     on_confirmed: OnConfirmed = "warn",
     live: bool = True,
+    log_to: Log | None = None,
 ) -> Guard:
     """Watch this rank of a training run within a ``with`` block; all ranks must do so.
 
@@ -83,6 +86,8 @@ def guard(
             (DDP, `replicate`). For that, ranks agree over a group of their own, and each step waits for the device
             once; where ranks cannot agree, findings are only printed.
         live: also find ranks that hang, have died, are stopped or slow.
+        log_to: gets an alert for each finding until the guard ends; one rank of the folder should have it.
+            `dash_inductor.integrations` has logs for W&B, TensorBoard and MLflow.
 
     Returns:
         A context manager, `Guard`.
@@ -99,7 +104,9 @@ def guard(
     }
     settings.check(numbers, on_confirmed)
     _arguments.truth("live", live)
-    return Guard(_arguments.path("folder", folder).absolute(), numbers, on_confirmed, live)
+    if log_to is not None and not isinstance(log_to, Log):
+        raise ArgumentError("log_to", log_to, "an object with the methods of dash_inductor.observers.log.Log, or None")
+    return Guard(_arguments.path("folder", folder).absolute(), numbers, on_confirmed, live, log_to)
 
 
 class Guard:
@@ -110,9 +117,15 @@ class Guard:
     """
 
     def __init__(
-        self, folder: Path, numbers: dict[str, int], on_confirmed: OnConfirmed = "warn", live: bool = True
+        self,
+        folder: Path,
+        numbers: dict[str, int],
+        on_confirmed: OnConfirmed = "warn",
+        live: bool = True,
+        log_to: Log | None = None,
     ) -> None:
         self.folder, self._settings, self._on_confirmed, self._live = folder, numbers, on_confirmed, live
+        self._log_to, self._alerts = log_to, ExitStack()
         self._rank: Rank | None = None
         self._line: Line | None = None
         self._heartbeats: Heartbeats | None = None
@@ -126,6 +139,8 @@ class Guard:
             before.close()
         _present[:] = [self]
         self.start()
+        if self._log_to is not None:
+            self._alerts.callback(Alerts(self.folder, self._log_to).close)
         return self
 
     def __exit__(
@@ -230,6 +245,7 @@ class Guard:
         self._rank.close()
         if self._line is not None and self._line.cut:
             self._keep_coverage(self._rank)
+        self._alerts.close()
 
     def _keep_coverage(self, rank: Rank) -> None:
         """Write the coverage to a file, because the monitor has not received it."""

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dash_inductor import arguments as _arguments
 from dash_inductor.errors import ArgumentError, DashError, described
 from dash_inductor.observers import active, hooks, phases
+from dash_inductor.observers.log import Log
 from dash_inductor.observers.names import Names, state_of
 from dash_inductor.observers.observer import Observer, Seen
 from dash_inductor.upstream.dispatch import disable_current_modes
@@ -31,6 +32,7 @@ from ..recordings.limits import TEXT
 from ..recordings.writer import Writer
 from . import in_graphs
 from .replicas import Replicas
+from .step_digests import StepDigests
 from .steps import Observed, StepWriter
 
 log = logging.getLogger("dash_guard")
@@ -49,6 +51,7 @@ def record(
     replicas: OnReplicas = "warn",
     optimizer_state: bool = False,
     first_step: int | None = None,
+    log_to: Log | None = None,
 ) -> Recorder:
     """Record 128-bit fingerprints of everything that the training computes in this process, within a ``with`` block.
 
@@ -97,6 +100,9 @@ def record(
             of the parameters.
         first_step: the number of the first step; by default the environment variable DASH_GUARD_FIRST_STEP, else one
             more than the optimizer's state has counted (AdamW counts, SGD does not), else 1.
+        log_to: gets a digest of each recorded step for each kind of tensor (``digest/gradient``, ``digest/parameter``,
+            ``digest/activation``, ...), a whole number below 2^48, after the next step has begun. Two runs with equal
+            curves have equal fingerprints. `dash_inductor.integrations` has logs for W&B, TensorBoard and MLflow.
 
     Returns:
         A context manager, `Recorder`.
@@ -111,12 +117,15 @@ def record(
             _arguments.truth(name, flag)
     if replicas not in _ON_REPLICAS:
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
+    if log_to is not None and not isinstance(log_to, Log):
+        raise ArgumentError("log_to", log_to, "an object with the methods of dash_inductor.observers.log.Log, or None")
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "a torch.nn.Module, or None")
     optimizers = _optimizers(optimizer)
     recorder = Recorder(
         _arguments.path("folder", folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step)
     )
+    recorder.log_to(log_to)
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
@@ -177,6 +186,10 @@ class Recorder(Observer):
         self._failed = False
         self._wanted = True  # whether the present step is recorded; the first one always is
 
+    def log_to(self, log: Log | None) -> None:
+        """Log digests of the steps that follow, see `record`."""
+        self._steps.digests = None if log is None else StepDigests(log)
+
     @property
     def step_number(self) -> int:
         """The number of the current training step."""
@@ -215,6 +228,7 @@ class Recorder(Observer):
             try:
                 self._safely(self._flush)
                 if self._writer is not None:
+                    self._writer.put(lambda file: self._steps.end())
                     self._writer.close()
                     for observer in others:
                         observer.check()

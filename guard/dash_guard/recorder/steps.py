@@ -14,6 +14,7 @@ from ..fingerprints.lane_buffer import Ready
 from ..recordings.file import Name
 from ..recordings.limits import NAMES_AT_ONCE
 from ..recordings.writer import File
+from .step_digests import StepDigests
 
 Observed = tuple[Name, torch.device, int]
 """The name of a hashed tensor, its device, and the row of its lanes there."""
@@ -36,8 +37,13 @@ class FromGraphs:
 
 @dataclass
 class StepWriter:
-    """Writes the fingerprints of steps to a file; each tensor name is written once, and is a number from then on."""
+    """Writes the fingerprints of steps to a file; each tensor name is written once, and is a number from then on.
 
+    Attributes:
+        digests: gets the fingerprints of each step, too; None if nothing is logged.
+    """
+
+    digests: StepDigests | None = None
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step
     _step: int = 0
@@ -74,6 +80,13 @@ class StepWriter:
             return
         self._name(file, [name for name, _ in entries])
         file.step(step, [(self._numbers[name], value) for name, value in entries])
+        if self.digests is not None:
+            self.digests.add(step, entries)
+
+    def end(self) -> None:
+        """Log the digests of the last step."""
+        if self.digests is not None:
+            self.digests.end()
 
     def _read(self, file: File, step: int, journal: FromGraphs) -> list[tuple[Name, bytes]]:
         ((count, *numbers),) = journal.ready()
