@@ -11,18 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from dash_inductor.observers import active
 from dash_inductor.observers.hook import Hook
-from dash_inductor.observers.names import inner
 from dash_inductor.upstream.eager import not_compiled
 from dash_inductor.upstream.pytree import tree_leaves
 
 from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import add_lanes, why_unseen
 from ..fingerprints.lane_buffer import Ready
+from ..observation.modules import data_parallel_wrapper
 from ..shared.heartbeat import packed
 from .check import Check, Host
 
@@ -100,7 +99,5 @@ class Data(Check):
 
 def _data_parallel(module: nn.Module) -> tuple[int, ...]:
     """The data-parallel ranks of a DDP model; () for any other model."""
-    wrapper: nn.Module | None = module
-    while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
-        wrapper = inner(wrapper)
+    wrapper = data_parallel_wrapper(module)
     return () if wrapper is None else tuple(dist.get_process_group_ranks(wrapper.process_group))

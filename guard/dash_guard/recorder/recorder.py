@@ -24,6 +24,7 @@ from dash_inductor.upstream.dispatch import disable_current_modes
 from ..fingerprints.fingerprint import description, local, why_unseen
 from ..fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from ..observation import environment
+from ..observation.labels import called
 from ..observation.modules import Modules
 from ..observation.step_numbers import StepNumbers
 from ..recordings.file import Name
@@ -84,8 +85,8 @@ def record(
     Args:
         folder: the folder of the files of all ranks. If this rank has a file there, as after a restart, it continues in
             a new one, and a warning says so.
-        model: gives the names of parameters and modules; by default, the first outermost module that is called, or else
-            the modules that have the optimizer's parameters.
+        model: gives the names of parameters and modules; by default, the first outermost module that is called in
+            training, or else the modules that have the optimizer's parameters.
         optimizer: the optimizer, or several, whose steps count; by default, all.
         every: record the first of this many steps.
         activations: record inputs and results of modules, and gradients of results.
@@ -409,7 +410,7 @@ class Recorder(Observer):
 
     def _called(self, phase: str, name: str) -> str:
         calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
-        return name if calls == 1 else f"{name} (call {calls})"
+        return called(name, calls)
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         return os.getpid() == self._process and (self._optimizers is None or id(optimizer) in self._optimizers)

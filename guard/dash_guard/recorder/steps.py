@@ -11,6 +11,7 @@ from dash_inductor.observers import phases
 
 from ..fingerprints.fingerprint import digest
 from ..fingerprints.lane_buffer import Ready
+from ..observation.labels import called
 from ..recordings.file import Name
 from ..recordings.limits import NAMES_AT_ONCE
 from ..recordings.writer import File
@@ -85,8 +86,7 @@ class StepWriter:
             number, low, high = numbers[start : start + 3]
             tensor, description = journal.names[number]
             calls = self._calls[tensor] = self._calls.get(tensor, 0) + 1
-            label = tensor if calls == 1 else f"{tensor} (call {calls})"
-            name = Name(phases.ATTENTION_GRADIENT, label, description)
+            name = Name(phases.ATTENTION_GRADIENT, called(tensor, calls), description)
             entries.append((name, digest(low, high, description)))
         return entries
 

@@ -1,12 +1,18 @@
-"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently."""
+"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently, and their calls.
+
+A call of a module has the number of calls of this module in this mode before it. So a run that makes one call more
+gives other numbers to those after it; `paired` finds out which calls are the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from dash_inductor.observers import phases
 
+from ..observation.labels import uncounted
 from .file import Entry, Name
 from .segments import Segments
 
@@ -82,6 +88,41 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
                 begun[which] = True
                 parameters[which] = _values(entries, phases.PARAMETER) if waits else Values()
                 heads[which] = next(streams[which], None)
+
+
+def paired(a: list[Entry], b: list[Entry]) -> Iterator[tuple[Entry, Entry | None] | tuple[None, Entry]]:
+    """Yields the entries of a step of run a, each with the same entry of run b, then those that only b has.
+
+    Entries of one phase, module and mode are matched in order; if one run has more of them, by their fingerprints.
+    """
+    calls_a, calls_b = _calls(a), _calls(b)
+    found: dict[int, Entry | None] = {}
+    left: list[Entry] = []
+    for key in dict.fromkeys((*calls_a, *calls_b)):
+        mine, theirs = calls_a.get(key, []), calls_b.get(key, [])
+        pairs = list(zip(mine, theirs, strict=False)) if len(mine) == len(theirs) else _matched(mine, theirs)
+        found.update((id(one), other) for one, other in pairs)
+        taken = {id(other) for _, other in pairs}
+        left += [other for other in theirs if id(other) not in taken]
+    yield from ((entry, found.get(id(entry))) for entry in a)
+    yield from ((None, entry) for entry in left)
+
+
+def _calls(entries: list[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.name.phase, uncounted(entry.name.tensor)), []).append(entry)
+    return found
+
+
+def _matched(a: list[Entry], b: list[Entry]) -> list[tuple[Entry, Entry]]:
+    """Pairs of calls of one module, of which the runs have made different numbers; those that differ stay in order."""
+    digests = [[(entry.name.description, entry.fingerprint) for entry in each] for each in (a, b)]
+    pairs: list[tuple[Entry, Entry]] = []
+    for kind, a1, a2, b1, b2 in SequenceMatcher(None, *digests, autojunk=False).get_opcodes():
+        if kind in ("equal", "replace"):
+            pairs += zip(a[a1:a2], b[b1:b2], strict=False)
+    return pairs
 
 
 def _with_initial(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[list[Entry], list[Entry]]:

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from dash_inductor.observers import phases
 
 from ..errors import RecordingError
 from ..observation.labels import EVALUATION
-from .alignment import Step, aligned, shift
+from .alignment import Step, aligned, paired, shift
 from .file import Entry
 from .limits import FINDINGS
 from .run import Run
@@ -59,7 +58,8 @@ class Comparison:
         a, b: the folders.
         verdict: "diverged" if a tensor differs that both runs have, or if one run has more steps than the other; "not
             comparable" if everything that both have is equal, but something is missing, such as the file of a rank or
-            the end of a file; otherwise "equal", also if only one run has evaluated in some step.
+            the end of a file; otherwise "equal", also if only one run has evaluated in some step, or has called a module
+            without a backward.
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
         conclusion: where the first difference arose, in words.
@@ -147,7 +147,7 @@ class _Walk:
     result: Comparison
     pairs: dict[int, tuple[Segments, Segments]]
     complete: bool  # every rank has a file in both runs
-    unmatched: dict[str, str] = field(default_factory=dict)
+    unmatched: dict[str, tuple[str, bool]] = field(default_factory=dict)  # the run, and whether the training lacks it
     later: dict[str, int] = field(default_factory=dict)  # the first step before a run has begun
     missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
 
@@ -177,24 +177,35 @@ class _Walk:
             self.later.setdefault("a" if step.a is None else "b", step.number)
             return
         if step.a is None or step.b is None:
-            self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
+            present, label = (step.a, "a") if step.b is None else (step.b, "b")
+            if all(entry.name.phase in _FORWARD for entry in present or ()):  # after the last step of the training
+                self.unmatched.update({str(entry.name): (label, True) for entry in present or ()})
+            else:
+                self.missing.setdefault((step.rank, "b" if label == "a" else "a"), step.number)
             return
         if step.a == step.b:
             return
-        of_b = dict(_distinguished(step.b))
         before = ""
-        for place, (key, entry) in enumerate(_distinguished(step.a)):
-            other = of_b.pop(key, None)
-            if other is None:
-                self.unmatched.setdefault(str(entry.name), "a")
-            elif entry == other:
+        for place, (entry, other) in enumerate(paired(step.a, step.b)):
+            if entry is None:
+                self._only("b", other, step.a)
+            elif other is None:
+                self._only("a", entry, step.b)
+            elif (entry.name.description, entry.fingerprint) == (other.name.description, other.fingerprint):
                 before = str(entry.name)
             else:
                 phase, tensor = entry.name[:2]
                 found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
                 yield (phases.STAGES[phase], place, step.rank), found
-        for entry in of_b.values():
-            self.unmatched.setdefault(str(entry.name), "b")
+
+    def _only(self, label: str, entry: Entry, others: list[Entry]) -> None:
+        """Note an entry that only one run has, and whether the training has nothing to do with it.
+
+        Nor has it with a call of a module without a backward, whose gradients would be in one run only, too.
+        """
+        phase = entry.name.phase
+        called = phase in _FORWARD and any(other.name.phase == phase for other in others)
+        self.unmatched.setdefault(str(entry.name), (label, EVALUATION in entry.name.tensor or called))
 
     def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]
@@ -227,12 +238,12 @@ class _Walk:
         result.facts = [(name, *values) for name, values in facts.items()]
         for label, runs in zip("ab", zip(*self.pairs.values(), strict=True), strict=False):
             self._take_findings(label, runs)
-        by_run = {label: [name for name, run in self.unmatched.items() if run == label] for label in "ab"}
+        by_run = {label: [name for name, (run, _) in self.unmatched.items() if run == label] for label in "ab"}
         for label, names in by_run.items():
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 result.reasons.append(f"only {label} has {names[0]}{more}")
-        self._conclude(by_run)
+        self._conclude()
 
     def _take_findings(self, label: str, runs: Sequence[Segments]) -> None:
         """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
@@ -241,7 +252,7 @@ class _Walk:
         if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):
             self.result.reasons.append(f"{label} has more findings than the {FINDINGS} that are listed")
 
-    def _conclude(self, unmatched: dict[str, list[str]]) -> None:
+    def _conclude(self) -> None:
         result = self.result
         if not self.pairs:
             result.reasons.append("no rank has a file in both recordings")
@@ -257,13 +268,9 @@ class _Walk:
         if result.steps == 0:
             result.reasons.append("no step is in both recordings")
             result.verdict = "not comparable"
-        elif result.verdict == "equal" and (cut_off or _of_training(unmatched) or not self.complete):
+        of_training = [name for name, (_, aside) in self.unmatched.items() if not aside]
+        if result.verdict == "equal" and (cut_off or of_training or not self.complete):
             result.verdict = "not comparable"
-
-
-def _of_training(unmatched: dict[str, list[str]]) -> list[str]:
-    """The names that only one run has, without what it computes in evaluations, which may be at other times."""
-    return [name for names in unmatched.values() for name in names if EVALUATION not in name]
 
 
 def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:
@@ -297,6 +304,7 @@ _SENTENCES = {
     "state, in this step or since the last one, and reaches parameters in the next.",
     phases.BUFFER: "Parameters are equal after the step, so that the difference arises where this buffer is written.",
 }
+_FORWARD = (phases.INPUT, phases.ACTIVATION)
 _SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
 
 
@@ -310,15 +318,6 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
             yield name, ([each for each in a if each not in of_b], [each for each in b if each not in of_a])
     elif a != b:
         yield name, (a, b)
-
-
-def _distinguished(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
-    """Entries with their keys: phase, tensor, and how often the step has had these two before."""
-    times: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        key = entry.name[:2]
-        yield (*key, times[key]), entry
-        times[key] += 1
 
 
 def _ranks(count: int | None) -> str:
