@@ -16,6 +16,9 @@ from ..observation.labels import uncounted
 from .file import Entry, Name
 from .segments import Segments
 
+_MOST = 1 << 20
+"""The largest product of the numbers of calls in both runs that are matched by fingerprints; others are in order."""
+
 Values = dict[str, bytes]
 """Fingerprints of parameters, by name."""
 
@@ -90,7 +93,7 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
                 heads[which] = next(streams[which], None)
 
 
-def paired(a: list[Entry], b: list[Entry]) -> Iterator[tuple[Entry, Entry | None] | tuple[None, Entry]]:
+def paired(a: list[Entry], b: list[Entry]) -> Iterator[tuple[Entry | None, Entry | None]]:
     """Yields the entries of a step of run a, each with the same entry of run b, then those that only b has.
 
     Entries of one phase, module and mode are matched in order; if one run has more of them, by their fingerprints.
@@ -117,9 +120,11 @@ def _calls(entries: list[Entry]) -> dict[tuple[str, str], list[Entry]]:
 
 def _matched(a: list[Entry], b: list[Entry]) -> list[tuple[Entry, Entry]]:
     """Pairs of calls of one module, of which the runs have made different numbers; those that differ stay in order."""
-    digests = [[(entry.name.description, entry.fingerprint) for entry in each] for each in (a, b)]
+    if len(a) * len(b) > _MOST:
+        return list(zip(a, b, strict=False))
+    of_a, of_b = ([(entry.name.description, entry.fingerprint) for entry in each] for each in (a, b))
     pairs: list[tuple[Entry, Entry]] = []
-    for kind, a1, a2, b1, b2 in SequenceMatcher(None, *digests, autojunk=False).get_opcodes():
+    for kind, a1, a2, b1, b2 in SequenceMatcher(None, of_a, of_b, autojunk=False).get_opcodes():
         if kind in ("equal", "replace"):
             pairs += zip(a[a1:a2], b[b1:b2], strict=False)
     return pairs

@@ -58,7 +58,7 @@ class Comparison:
         a, b: the folders.
         verdict: "diverged" if a tensor differs that both runs have, or if one run has more steps than the other; "not
             comparable" if everything that both have is equal, but something is missing, such as the file of a rank or
-            the end of a file; otherwise "equal", also if only one run has evaluated in some step, or has called a module
+            the end of a file; otherwise "equal", also if only one run has evaluated in some step, or called a module
             without a backward.
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
@@ -187,10 +187,10 @@ class _Walk:
             return
         before = ""
         for place, (entry, other) in enumerate(paired(step.a, step.b)):
-            if entry is None:
-                self._only("b", other, step.a)
-            elif other is None:
-                self._only("a", entry, step.b)
+            if entry is None or other is None:
+                for label, only, others in (("a", entry, step.b), ("b", other, step.a)):
+                    if only is not None:
+                        self._only(label, only, others)
             elif (entry.name.description, entry.fingerprint) == (other.name.description, other.fingerprint):
                 before = str(entry.name)
             else:
