@@ -42,6 +42,9 @@ class Sink(Protocol):
     def replicate(self, model: DistributedDataParallel) -> None:
         """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
 
+    def training_begins(self) -> None:
+        """Note that an outermost module is about to be called in training."""
+
     def place(self) -> int:
         """The index that the next observed tensor of this step gets."""
 
@@ -137,6 +140,8 @@ class Modules:
             calls.running, calls.last = [], None
         if not calls.running:
             self._call(module)
+            if not calls.mode:
+                self._sink.training_begins()
         calls.running.append((module, self._sink.place()))
 
     @not_compiled

@@ -154,6 +154,9 @@ class Execution(Observer):
     def replicate(self, model: DistributedDataParallel) -> None:
         """Ignores the event, because it does not matter here that other ranks have equal parameters."""
 
+    def training_begins(self) -> None:
+        """Ignores the event, because a second run begins with the state of the first one."""
+
     def place(self) -> int:
         """The index that the next digest gets."""
         return len(self._hashed)

@@ -26,6 +26,7 @@ from ..fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from ..observation import environment
 from ..observation.labels import called
 from ..observation.modules import Modules
+from ..observation.state import State, Value
 from ..observation.step_numbers import StepNumbers
 from ..recordings.file import Name
 from ..recordings.limits import TEXT
@@ -50,6 +51,7 @@ def record(
     replicas: OnReplicas = "warn",
     optimizer_state: bool = False,
     first_step: int | None = None,
+    data: object = None,
 ) -> Recorder:
     """Record 128-bit fingerprints of everything that the training computes in this process, within a ``with`` block.
 
@@ -64,6 +66,8 @@ def record(
     A step is what lies between two steps of the same optimizer; several optimizers may take turns. A step that a
     gradient scaler skips, because gradients overflow, counts too. A step of the recording contains, in this order,
 
+    * its state: the generators of PyTorch, `random` and NumPy, and the positions of data loaders, as the first forward
+      finds them; settings and counters of optimizers, before they step; the scale of a `GradScaler`;
     * in the first step, the parameters before it, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
     * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
@@ -98,6 +102,8 @@ def record(
             of the parameters.
         first_step: the number of the first step; by default the environment variable DASH_GUARD_FIRST_STEP, else one
             more than the optimizer's state has counted (AdamW counts, SGD does not), else 1.
+        data: an object with a `state_dict`, such as a data loader, or several, whose state is recorded in each step; by
+            default, the data loaders of PyTorch that have a `state_dict`, or a sampler or a data set with an `epoch`.
 
     Returns:
         A context manager, `Recorder`.
@@ -115,9 +121,8 @@ def record(
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "a torch.nn.Module, or None")
     optimizers = _optimizers(optimizer)
-    recorder = Recorder(
-        _arguments.path("folder", folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step)
-    )
+    folder, numbers, state = _arguments.path("folder", folder), StepNumbers(first_step), State(_data(data))
+    recorder = Recorder(folder, every, optimizers, replicas, optimizer_state, numbers, state)
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
@@ -135,6 +140,20 @@ def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
     found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not found or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in found):
         raise ArgumentError("optimizer", given, "a torch.optim.Optimizer, several of them, or None")
+    return found
+
+
+def _data(given: object) -> list[Any] | None:
+    """The objects with a `state_dict` that an argument gives; None for no argument.
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+    if given is None:
+        return None
+    found: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not all(callable(getattr(each, "state_dict", None)) for each in found):
+        raise ArgumentError("data", given, "an object with a state_dict, a list of them, or None")
     return found
 
 
@@ -158,10 +177,14 @@ class Recorder(Observer):
         replicas: OnReplicas,
         optimizer_state: bool,
         numbers: StepNumbers,
+        state: State,
     ) -> None:
         self.folder, self.names = folder, Names()
         self._numbers, self._optimizer_state = numbers, optimizer_state
-        self._every = every
+        self._every, self._state = every, state
+        self._begun = False  # whether the state that a forward begins with has been read in the present step
+        self._values: dict[str, Value] = {}  # state of the present step that was not handed to the writer yet
+        self._flushed = False  # whether the writer has a part of the present step
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
         self._companions: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
@@ -255,6 +278,27 @@ class Recorder(Observer):
             with self._lock:
                 self._advance()
 
+    def training_begins(self) -> None:
+        """Record the state with which the forward of the step begins; called before each outermost call of training."""
+        with self._lock:
+            self.begin()
+            self._read_first_state()
+
+    def _read_first_state(self) -> None:
+        if self.recording() and not self._begun:
+            self._begun = True
+            self._read_state(self._state.of_forward)
+
+    def scaler_updates(self, scaler: torch.amp.GradScaler) -> None:
+        """Record the scale of the loss in the present step."""
+        with self._lock:
+            if self.recording():
+                self._read_state(lambda: self._state.of_scaler(scaler))
+
+    def _read_state(self, read: Callable[[], dict[str, Value]]) -> None:
+        with disable_current_modes():
+            self._safely(lambda: self._values.update(read()))
+
     def scaler_updated(self) -> None:
         """End a step that a gradient scaler has skipped: no optimizer has stepped in it."""
         with self._lock:
@@ -273,6 +317,8 @@ class Recorder(Observer):
                 return
             for observer in self._others():
                 observer.check()
+            self._read_first_state()  # of a program that calls no module in eager code
+            self._read_state(lambda: self._state.of_optimizer(optimizer))
             parameters = self.names.of_parameters(optimizer)
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
@@ -421,18 +467,23 @@ class Recorder(Observer):
         self._wanted = (self.step_number - 1) % self._every == 0
         self._stepped.clear()
         self._calls.clear()
+        self._values.clear()
+        self._begun = self._flushed = False
 
     def _flush(self) -> None:
         """Send what was observed of the current step to the writer."""
         if os.getpid() != self._process:
             return
         from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
-        if not self.recording() or not (self._entries or from_graphs):
+        if not self.recording() or not (self._entries or from_graphs or (self._flushed and self._values)):
             return
+        self._flushed = True
         entries, self._entries = self._entries, []
         ready = {device: rows.take() for device, rows in self._lanes.items()}
-        step = self.step_number
+        step, state = self.step_number, dict(self._values)
+        self._values.clear()
         self._write_new_keys()
+        self._open().put(lambda file: self._steps.write_state(file, step, state))
         self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
 
     def _open(self) -> Writer:

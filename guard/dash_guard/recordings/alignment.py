@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 
 from dash_inductor.observers import phases
 
-from ..observation.labels import uncounted
+from ..observation.labels import EVALUATION, uncounted
 from .file import Entry, Name
 from .segments import Segments
 
@@ -141,6 +141,20 @@ def _with_initial(mine: list[Entry], theirs: list[Entry], before: Values) -> tup
     names = {entry.name.tensor for entry in known}
     kept = [entry for entry in mine if entry.name.phase != phases.INITIAL or entry.name.tensor in names]
     return kept, known + theirs
+
+
+def inputs_of(entries: list[Entry]) -> list[tuple[str, bytes]]:
+    """What the training is given in a step: dtype, shape and fingerprint of each tensor."""
+    return [
+        (entry.name.description, entry.fingerprint)
+        for entry in entries
+        if entry.name.phase == phases.INPUT and EVALUATION not in entry.name.tensor
+    ]
+
+
+def step_given(run: Segments, inputs: list[tuple[str, bytes]]) -> int | None:
+    """The first step in which a run is given these inputs; None if there is no such step."""
+    return next((number for number, entries in Segments(run.paths).steps() if inputs_of(entries) == inputs), None)
 
 
 def _values(entries: list[Entry], phase: str) -> Values:

@@ -15,11 +15,12 @@ from dash_inductor.observers import phases
 
 from ..errors import RecordingError
 from ..observation.labels import EVALUATION
-from .alignment import Step, aligned, paired, shift
+from .alignment import Step, aligned, inputs_of, paired, shift, step_given
 from .file import Entry
 from .limits import FINDINGS
 from .run import Run
 from .segments import Segments
+from .state import StateDifference, States, sentence
 
 Verdict = Literal["equal", "diverged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
@@ -63,6 +64,8 @@ class Comparison:
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
         conclusion: where the first difference arose, in words.
+        state: what differs of the state with which the last compared step begins: what can explain the first
+            difference, or what differs in runs whose tensors are equal; at most 20 values.
         others: further tensors that differ in the same step, in order, at most 20; others_count: the number of all such
             tensors.
         steps: the number of compared steps, including the one that differs; last_step: the last of them, 0 for none.
@@ -78,6 +81,7 @@ class Comparison:
     reasons: list[str] = field(default_factory=list)
     first: Difference | None = None
     conclusion: str = ""
+    state: list[StateDifference] = field(default_factory=list)
     others: list[Difference] = field(default_factory=list)
     others_count: int = 0
     steps: int = 0
@@ -95,19 +99,23 @@ class Comparison:
         """The comparison as lists, strings and numbers, for JSON."""
         content = vars(self) | {"exit_code": self.exit_code}
         content["first"] = None if self.first is None else vars(self.first)
+        content["state"] = [vars(difference) for difference in self.state]
         content["others"] = [vars(difference) for difference in self.others]
         content["facts"] = [{"name": name, "a": a, "b": b} for name, a, b in self.facts]
         content["findings"] = [{"run": run, **finding} for run, finding in self.findings]
         return content
 
 
-def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], resumed: bool = False) -> Comparison:
     """Find the first tensor in which two recordings differ.
 
     Within a step, tensors from before the exchange of gradients between ranks come before those from after it.
 
     Args:
         a, b: folders that `dash_guard.record` has filled.
+        resumed: whether b continues from a checkpoint of a. Then only its first step is compared, and the state with
+            which it begins must be equal, too: generators that a draws from, settings and counters of optimizers, the
+            scale of the loss, the position in the data.
 
     Returns:
         The result, whose `verdict` is "equal", "diverged" or "not comparable".
@@ -120,13 +128,13 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     first, second = _arguments.path("a", a), _arguments.path("b", b)
     result = Comparison(str(first), str(second))
     try:
-        _compare(result, Run(first), Run(second))
+        _compare(result, resumed, Run(first), Run(second))
     except MemoryError as error:
         raise RecordingError(result.a, f"it and {result.b} do not fit into memory", "more memory") from error
     return result
 
 
-def _compare(result: Comparison, *runs: Run) -> None:
+def _compare(result: Comparison, resumed: bool, *runs: Run) -> None:
     sizes = [run.world_size for run in runs]
     if None not in sizes and len(set(sizes)) > 1:
         result.reasons.append(f"a is a run of {_ranks(sizes[0])}, b of {_ranks(sizes[1])}")
@@ -139,7 +147,7 @@ def _compare(result: Comparison, *runs: Run) -> None:
     a, b = (run.recordings for run in runs)
     pairs = {rank: (a[rank], b[rank]) for rank in a if rank in b}
     result.ranks = len(pairs)
-    _Walk(result, pairs, complete=not result.reasons).run()
+    _Walk(result, pairs, complete=not result.reasons, resumed=resumed).run()
 
 
 @dataclass
@@ -147,9 +155,11 @@ class _Walk:
     result: Comparison
     pairs: dict[int, tuple[Segments, Segments]]
     complete: bool  # every rank has a file in both runs
+    resumed: bool  # only the first step that both runs have is compared
     unmatched: dict[str, tuple[str, bool]] = field(default_factory=dict)  # the run, and whether the training lacks it
     later: dict[str, int] = field(default_factory=dict)  # the first step before a run has begun
     missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
+    states: dict[int, States] = field(default_factory=dict)
 
     def run(self) -> None:
         shifted = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
@@ -158,6 +168,7 @@ class _Walk:
             self.result.reasons.append(
                 f"by the parameters that runs begin with, step 1 of {later} is step {1 + abs(shifted)} of {sooner}"
             )
+        self.states = {rank: States(rank) for rank in self.pairs}
         streams = [aligned(rank, *pair, shifted) for rank, pair in self.pairs.items()]
         merged = heapq.merge(*streams, key=lambda step: step.number)
         for number, of_ranks in itertools.groupby(merged, key=lambda step: step.number):
@@ -168,55 +179,87 @@ class _Walk:
                 self.result.last_step = number
             if differences:
                 self._diverged(steps, sorted(differences, key=lambda found: found[0]))
+            if differences or (self.resumed and self.result.steps):
                 break
         self._look_at_runs()
 
     def _differences(self, step: Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
         """The differences in a step of a rank, with sort keys for all ranks."""
+        self.states[step.rank].step(step.number, step.a, step.b)
         if step.before:
             self.later.setdefault("a" if step.a is None else "b", step.number)
             return
         if step.a is None or step.b is None:
             present, label = (step.a, "a") if step.b is None else (step.b, "b")
-            if all(entry.name.phase in _FORWARD for entry in present or ()):  # after the last step of the training
-                self.unmatched.update({str(entry.name): (label, True) for entry in present or ()})
+            tensors = [entry for entry in present or () if entry.name.phase != phases.STATE]
+            if all(entry.name.phase in _FORWARD for entry in tensors):  # after the last step of the training
+                self.unmatched.update({str(entry.name): (label, True) for entry in tensors})
             else:
                 self.missing.setdefault((step.rank, "b" if label == "a" else "a"), step.number)
             return
         if step.a == step.b:
             return
         before = ""
-        for place, (entry, other) in enumerate(paired(step.a, step.b)):
+        alone: dict[str, list[Entry]] = {"a": [], "b": []}
+        a, b = ([entry for entry in each if entry.name.phase != phases.STATE] for each in (step.a, step.b))
+        for place, (entry, other) in enumerate(paired(a, b)):
             if entry is None or other is None:
-                for label, only, others in (("a", entry, step.b), ("b", other, step.a)):
-                    if only is not None:
-                        self._only(label, only, others)
+                alone["a" if other is None else "b"] += filter(None, (entry, other))
             elif (entry.name.description, entry.fingerprint) == (other.name.description, other.fingerprint):
                 before = str(entry.name)
             else:
                 phase, tensor = entry.name[:2]
                 found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
                 yield (phases.STAGES[phase], place, step.rank), found
+        for label, others in (("a", alone["b"]), ("b", alone["a"])):
+            for entry in alone[label]:
+                self._only(label, entry, others, step)
 
-    def _only(self, label: str, entry: Entry, others: list[Entry]) -> None:
+    def _only(self, label: str, entry: Entry, others: list[Entry], step: Step) -> None:
         """Note an entry that only one run has, and whether the training has nothing to do with it.
 
-        Nor has it with a call of a module without a backward, whose gradients would be in one run only, too.
+        Nor has it with a further call of a module without a backward, whose gradients would be in one run only, too. It
+        is a further one if the other run has calls of its own kind, and `others`, which only that run has, are none.
         """
         phase = entry.name.phase
-        called = phase in _FORWARD and any(other.name.phase == phase for other in others)
-        self.unmatched.setdefault(str(entry.name), (label, EVALUATION in entry.name.tensor or called))
+        theirs = [each for each in (step.b if label == "a" else step.a) or () if each.name.phase == phase]
+        further = phase in _FORWARD and bool(theirs) and not any(each.name.phase == phase for each in others)
+        self.unmatched.setdefault(str(entry.name), (label, EVALUATION in entry.name.tensor or further))
 
     def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]
         result, first = self.result, found[0]
         result.verdict, result.first = "diverged", first
         result.others, result.others_count = found[1 : 1 + _LISTED], len(found) - 1
-        result.conclusion = _conclusion(first, found, steps)
+        result.state = self._state(first)
+        result.conclusion = " ".join(
+            filter(
+                None,
+                (
+                    _NOT_RESUMED if self.resumed and "b" not in self.later else "",
+                    sentence(result.state),
+                    _conclusion(first, found, steps),
+                    self._read_before(first, steps),
+                ),
+            )
+        )
         if not self.complete:
             result.conclusion += (
                 " Ranks without a file in both runs were not compared; the difference may have arisen there."
             )
+
+    def _state(self, first: Difference | None) -> list[StateDifference]:
+        """What differs in the state of the rank that differs first, or else of all ranks."""
+        phase = None if first is None else first.phase
+        mine = [] if first is None else self.states[first.rank].differing(phase)
+        return (mine or [each for states in self.states.values() for each in states.differing(phase)])[:_LISTED]
+
+    def _read_before(self, first: Difference, steps: list[Step]) -> str:
+        """Whether run b is given what run a was given in another step, in words; "" if not."""
+        ((_, b),) = [(step.a, step.b) for step in steps if step.rank == first.rank]
+        inputs = inputs_of(b or []) if first.phase == phases.INPUT else []
+        number = step_given(self.pairs[first.rank][0], inputs) if inputs else None
+        return "" if number is None else f"In this step b is given what a is given in step {number}."
 
     def _look_at_runs(self) -> None:
         result = self.result
@@ -229,6 +272,8 @@ class _Walk:
                 reasons.update(
                     (f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items()
                 )
+                if self.resumed:
+                    continue  # was not read to its end
                 if result.first is None and run.torn is not None:
                     reasons[f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"] = None
                 elif result.first is None and not run.ended:
@@ -258,9 +303,12 @@ class _Walk:
             result.reasons.append("no rank has a file in both recordings")
         if result.first is not None:
             return
-        cut_off = any(run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair)
+        result.state = self._state(None)
+        cut_off = not self.resumed and any(
+            run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair
+        )
         rhythms = any(a.facts.get("every") != b.facts.get("every") for a, b in self.pairs.values())
-        for (rank, label), step in () if rhythms else self.missing.items():
+        for (rank, label), step in () if rhythms or self.resumed else self.missing.items():
             result.reasons.append(f"{label} has no step {step} of rank {rank}")
             if not cut_off:
                 result.verdict = "diverged"
@@ -269,7 +317,10 @@ class _Walk:
             result.reasons.append("no step is in both recordings")
             result.verdict = "not comparable"
         of_training = [name for name, (_, aside) in self.unmatched.items() if not aside]
-        if result.verdict == "equal" and (cut_off or of_training or not self.complete):
+        if result.verdict == "equal" and self.resumed and result.state:
+            result.verdict = "diverged"
+            result.conclusion = f"All tensors that both runs have in this step are equal. {sentence(result.state)}"
+        elif result.verdict == "equal" and (cut_off or of_training or not self.complete):
             result.verdict = "not comparable"
 
 
@@ -304,6 +355,7 @@ _SENTENCES = {
     "state, in this step or since the last one, and reaches parameters in the next.",
     phases.BUFFER: "Parameters are equal after the step, so that the difference arises where this buffer is written.",
 }
+_NOT_RESUMED = "Run b begins where run a begins: it has loaded no checkpoint, or not the parameters in it."
 _FORWARD = (phases.INPUT, phases.ACTIVATION)
 _SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
 

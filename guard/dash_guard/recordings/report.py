@@ -9,6 +9,7 @@ from dash_inductor.untrusted import printable
 
 from .agreement import sentence
 from .compare import Comparison
+from .state import StateDifference
 
 WIDTH = 100
 
@@ -19,6 +20,8 @@ def headline(result: Comparison) -> str:
     steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     if result.first is not None:
         return f"The runs diverge at {result.first}"
+    if result.verdict == "diverged" and result.state:
+        return f"The runs diverge at step {result.last_step}, in the state with which it begins"
     if result.verdict == "diverged":
         return f"The runs diverge after step {result.last_step}: one has more steps than the other"
     if result.verdict == "equal":
@@ -38,6 +41,9 @@ def text(result: Comparison) -> str:
             lines += ["", *_wrapped(f"The last tensor before it on this rank that is equal: {result.first.before}")]
     if result.conclusion:
         lines += ["", *_wrapped(result.conclusion)]
+    if result.state and result.verdict == "equal":
+        lines += ["", *_wrapped("The tensors are equal; the state with which steps begin is not:"), ""]
+        lines += [line for each in result.state for line in _wrapped(state(each), "  ")]
     if result.others:
         lines += ["", f"{others(result)} in this step, in order:", ""]
         lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
@@ -55,6 +61,11 @@ def text(result: Comparison) -> str:
     elif result.steps:
         lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
     return "\n".join(map(printable, lines))
+
+
+def state(difference: StateDifference) -> str:
+    """A difference of state in words, with its rank and the step since which it differs."""
+    return f"rank {difference.rank}, since step {difference.step}: {difference.what}"
 
 
 def others(result: Comparison) -> str:
