@@ -11,7 +11,7 @@ from pathlib import Path
 from dash_inductor.cli import outputs
 from dash_inductor.errors import ArgumentError, DashError
 
-from ..recorder.start import STOP_AFTER, VARIABLE
+from ..recorder.start import STOP_AFTER, VALUES, VARIABLE
 from . import compare
 
 
@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="RUN",
         help="the program resumes from a checkpoint of this recorded run: end it after one step, and compare this step",
+    )
+    parser.add_argument(
+        "--values", action="store_true", help="also write values of gradients and parameters, for compare --layouts"
     )
     parser.set_defaults(html=None)
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="a program and its arguments")
@@ -45,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     if any(folder.glob("rank*.dash")):
         raise DashError(f"{folder} has a recording already: name another folder, or remove it")
     environment = {**os.environ, VARIABLE: str(folder)}
+    if arguments.values:
+        environment[VALUES] = "1"
     output = None
     if before is not None:
         environment[STOP_AFTER], output = "1", sys.stderr

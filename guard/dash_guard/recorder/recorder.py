@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -34,6 +35,7 @@ from ..recordings.writer import Writer
 from . import in_graphs
 from .replicas import Replicas
 from .steps import Observed, StepWriter
+from .values import GatheredValues
 
 log = logging.getLogger("dash_guard")
 
@@ -52,6 +54,7 @@ def record(
     optimizer_state: bool = False,
     first_step: int | None = None,
     data: object = None,
+    values: bool = False,
 ) -> Recorder:
     """Record 128-bit fingerprints of everything that the training computes in this process, within a ``with`` block.
 
@@ -104,6 +107,8 @@ def record(
             more than the optimizer's state has counted (AdamW counts, SGD does not), else 1.
         data: an object with a `state_dict`, such as a data loader, or several, whose state is recorded in each step; by
             default, the data loaders of PyTorch that have a `state_dict`, or a sampler or a data set with an `epoch`.
+        values: also write the values of gradients and parameters, gathered from all ranks that have a part of them, for
+            `compare_layouts`. This waits for the device, and takes twice the size of the parameters for each step.
 
     Returns:
         A context manager, `Recorder`.
@@ -112,7 +117,12 @@ def record(
         ArgumentError: a bad argument.
     """
     _arguments.whole("every", every, 1, 1 << 31)
-    flags = {"activations": activations, "optimizer_state": optimizer_state, "local_gradients": local_gradients}
+    flags = {
+        "activations": activations,
+        "values": values,
+        "optimizer_state": optimizer_state,
+        "local_gradients": local_gradients,
+    }
     for name, flag in flags.items():
         if name != "local_gradients" or flag is not None:
             _arguments.truth(name, flag)
@@ -123,6 +133,8 @@ def record(
     optimizers = _optimizers(optimizer)
     folder, numbers, state = _arguments.path("folder", folder), StepNumbers(first_step), State(_data(data))
     recorder = Recorder(folder, every, optimizers, replicas, optimizer_state, numbers, state)
+    if values:
+        recorder.gather_values()
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
@@ -184,6 +196,7 @@ class Recorder(Observer):
         self._every, self._state = every, state
         self._begun = False  # whether the state that a forward begins with has been read in the present step
         self._values: dict[str, Value] = {}  # state of the present step that was not handed to the writer yet
+        self._gathered: GatheredValues | None = None
         self._flushed = False  # whether the writer has a part of the present step
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
         self._companions: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
@@ -200,6 +213,11 @@ class Recorder(Observer):
         self._keys: tuple[str, ...] = ()
         self._failed = False
         self._wanted = True  # whether the present step is recorded; the first one always is
+
+    def gather_values(self) -> None:
+        """From now on, write the values of gradients and parameters, too; called before the recording begins."""
+        self._gathered = GatheredValues(self.folder)
+        self._companions.append(self._gathered)
 
     @property
     def step_number(self) -> int:
@@ -238,6 +256,7 @@ class Recorder(Observer):
         with self._lock:
             try:
                 self._safely(self._flush)
+                self._safely(self._save_values)
                 if self._writer is not None:
                     self._writer.close()
                     for observer in others:
@@ -323,6 +342,8 @@ class Recorder(Observer):
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
                 self._safely(lambda: self.observe(phases.INITIAL, parameters, place=0))
+                self._gather(phases.INITIAL, parameters)
+            self._gather(phases.GRADIENT, parameters, gradients=True)
             gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
             self._observe_parameters(phases.GRADIENT, parameters, gradients)
 
@@ -336,10 +357,27 @@ class Recorder(Observer):
                 return
             parameters = self.names.of_parameters(optimizer)
             self._observe_parameters(phases.PARAMETER, parameters, parameters)
+            self._gather(phases.PARAMETER, parameters)
             self._safely(lambda: self._observe_state(optimizer, parameters))
             self._safely(self._flush)
             for observer in self._others():
                 observer.step_ended(self.step_number)
+
+    def _gather(self, phase: str, parameters: list[tuple[str, Tensor]], gradients: bool = False) -> None:
+        """Copy values to the host; also if this rank records no more, because other ranks wait for its parts."""
+        gathered = self._gathered
+        if gathered is None:
+            return
+        with disable_current_modes(), torch.no_grad():
+            if self._failed:
+                with contextlib.suppress(Exception):
+                    gathered.take(phase, parameters, gradients)
+            else:
+                self._safely(lambda: gathered.take(phase, parameters, gradients))
+
+    def _save_values(self) -> None:
+        if self._gathered is not None:
+            self._gathered.save(environment.rank_and_world()[0], self.step_number)
 
     def _observe_state(self, optimizer: torch.optim.Optimizer, parameters: list[tuple[str, Tensor]]) -> None:
         if self._optimizer_state:
@@ -463,6 +501,7 @@ class Recorder(Observer):
 
     def _advance(self) -> None:
         self._safely(self._flush)
+        self._safely(self._save_values)
         self._numbers.advance()
         self._wanted = (self.step_number - 1) % self._every == 0
         self._stepped.clear()

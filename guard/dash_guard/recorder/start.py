@@ -1,6 +1,7 @@
 """Starts a recording in a program that does not call `record`, if the environment has DASH_GUARD_RECORD=folder.
 
-With DASH_GUARD_STOP_AFTER=steps the program ends with exit status 0 after so many training steps.
+With DASH_GUARD_VALUES=1 it has the values of gradients and parameters, too.  With DASH_GUARD_STOP_AFTER=steps the
+program ends with exit status 0 after so many training steps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import atexit
 import os
 
 VARIABLE = "DASH_GUARD_RECORD"
+VALUES = "DASH_GUARD_VALUES"
 STOP_AFTER = "DASH_GUARD_STOP_AFTER"
 
 
@@ -22,7 +24,7 @@ def from_environment() -> None:
     steps = os.environ.get(STOP_AFTER) or "0"
     if not steps.isdecimal():
         raise ArgumentError(STOP_AFTER, steps, "a whole number of training steps")
-    recorder = record(os.environ[VARIABLE])
+    recorder = record(os.environ[VARIABLE], values=os.environ.get(VALUES, "0") != "0")
     recorder.__enter__()
     atexit.register(recorder.close)
     stopping = stopping_after(int(steps))

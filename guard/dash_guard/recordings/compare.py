@@ -138,6 +138,7 @@ def _compare(result: Comparison, resumed: bool, *runs: Run) -> None:
     sizes = [run.world_size for run in runs]
     if None not in sizes and len(set(sizes)) > 1:
         result.reasons.append(f"a is a run of {_ranks(sizes[0])}, b of {_ranks(sizes[1])}")
+        result.conclusion = "compare --layouts compares such runs, if record --values has written their values."
         result.verdict = "not comparable"
         return
     for label, run in zip("ab", runs, strict=True):
