@@ -146,6 +146,13 @@ def test_inputs_are_hashed_once_a_step_and_differ(compiled: bool) -> None:
     assert rank.checks[0].name == "data"
 
 
+def test_each_input_and_the_generator_are_hashed() -> None:
+    _, messages = events(Data, 4)
+    assert all(list(message.body["tensors"]) == ["input 1"] for message in messages)
+    assert len({message.body["tensors"]["input 1"] for message in messages}) == len(messages)
+    assert len({message.body["noise"] for message in messages}) == 1  # nothing is drawn
+
+
 def test_facts_are_reported_once_and_steps_are_marked() -> None:
     _, facts = events(Facts, 3)
     assert [(message.kind, message.step) for message in facts] == [("facts", 1)]

@@ -1,4 +1,7 @@
-"""Hashes the inputs of the model, because data-parallel ranks must not read the same data."""
+"""Hashes the inputs of the model and a generator, because data-parallel ranks must not read the same data.
+
+Nor should they draw the same random numbers, as for dropout.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,11 +27,13 @@ from ..fingerprints.fingerprint import add_lanes, why_unseen
 from ..fingerprints.lane_buffer import Ready
 from ..observation.modules import data_parallel_wrapper
 from ..shared.heartbeat import packed
+from ..upstream.generators import mt19937_of_cpu, philox_of_devices
 from .check import Check, Host
 
 _EVERY = 4  # after the first steps, one step in this many is hashed
 _FIRST = 8
 _LEAST = 16  # bytes: equal inputs that are smaller mean nothing
+_TENSORS = 32  # tensors whose digests are sent one by one
 
 
 class Data(Check):
@@ -40,7 +46,7 @@ class Data(Check):
         self._handles: list[RemovableHandle] = []
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._depth, self._seen = 0, 0
-        self._ready: deque[tuple[int, Ready, tuple[int, ...]]] = deque()
+        self._ready: deque[tuple[int, Ready, dict[str, Any], list[str]]] = deque()
         self._draining = threading.Lock()
 
     def module_begins(self, module: nn.Module) -> None:
@@ -62,9 +68,10 @@ class Data(Check):
         """Wait for the digests of inputs and send them; not called on the training thread."""
         with self._draining:
             while self._ready:
-                number, ready, peers = self._ready.popleft()
-                digest = hashlib.blake2b(repr(ready()).encode(), digest_size=8).hexdigest()
-                self.send(number, digest=digest, peers=packed(peers) if peers else [])
+                number, ready, told, names = self._ready.popleft()
+                rows = ready()
+                tensors = {name: _digest(repr(row)) for name, row in zip(names, rows, strict=True) if name}
+                self.send(number, digest=_digest(repr(rows)), tensors=tensors, **told)
                 self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
@@ -84,17 +91,40 @@ class Data(Check):
         if step == self._seen or (step > _FIRST and step % _EVERY):
             return
         self._seen = step
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not why_unseen(t)]
-        if sum(tensor.nbytes for tensor in tensors) < _LEAST:
+        tensors = [(name, t) for name, t in _named(args, kwargs) if isinstance(t, Tensor) and not why_unseen(t)]
+        if sum(tensor.nbytes for _, tensor in tensors) < _LEAST:
             return
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor in tensors:
-            by_device.setdefault(tensor.device, []).append(tensor)
-        for device, group in list(by_device.items())[:1]:
-            with torch.no_grad():
-                lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
-                add_lanes(group, lanes, range(len(group)))
-            self._ready.append((step, Arriving(lanes).rows, _data_parallel(module)))
+        device = tensors[0][1].device
+        group = [(name, tensor) for name, tensor in tensors if tensor.device == device]
+        with torch.no_grad():
+            lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
+            add_lanes([tensor for _, tensor in group], lanes, range(len(group)))
+        peers = _data_parallel(module)
+        told = {"peers": packed(peers) if peers else [], "noise": _digest(_generator(device))}
+        large = (name if tensor.nbytes >= _LEAST and n < _TENSORS else "" for n, (name, tensor) in enumerate(group))
+        self._ready.append((step, Arriving(lanes).rows, told, list(large)))
+
+
+def _named(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Arguments with their names: ``input 1``, ``input 2``, ..., or the keyword, numbered if it has several tensors."""
+    for number, leaf in enumerate(tree_leaves(args), 1):
+        yield f"input {number}", leaf
+    for key, value in kwargs.items():
+        leaves = tree_leaves(value)
+        for number, leaf in enumerate(leaves, 1):
+            yield key if len(leaves) == 1 else f"{key} {number}", leaf
+
+
+def _generator(device: torch.device) -> str:
+    """The state of PyTorch's generator of a device."""
+    of_devices = (
+        {index: (seed, offset) for index, seed, offset in philox_of_devices()} if device.index is not None else {}
+    )
+    return repr(of_devices.get(device.index) or mt19937_of_cpu())
+
+
+def _digest(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def _data_parallel(module: nn.Module) -> tuple[int, ...]:
