@@ -261,7 +261,7 @@ def test_head_dims_that_tma_cannot_read(device: Device) -> None:
     """They are an error whatever the strides: the family leaves them to the portable kernels."""
     given = {name: t[..., :20] if t.ndim == 4 else t for name, t in tensors().items()}
     for layout in (given, {name: t.contiguous() for name, t in given.items()}):
-        with pytest.raises(ArgumentError, match="20.* is not allowed: expected .*multiple"):
+        with pytest.raises(ArgumentError, match=r"20.* is not allowed: expected .*multiple"):
             run(layout)
 
 
