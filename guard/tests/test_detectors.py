@@ -490,14 +490,22 @@ def test_a_batch_that_is_fixed_is_a_note() -> None:
     assert found == [("note", (), STEPS), ("suspect", (0, 1), 2 * STEPS + 1)]
 
 
+GENERATOR = "generator of numpy"
+
+
 def parts(told: dict[str, str], noise: str, of: int = STEPS, peers: Sequence[int] = (0, 2, 1)) -> list[Finding]:
     """The findings about three ranks; a letter for each rank, or a digit for what does not change between steps."""
     detector, found = SameData(Job(3)), []
     for step in range(1, of + 1):
         for rank in range(3):
-            letters = {name: digests[rank] for name, digests in (*told.items(), ("", noise))}
+            letters = {name: digests[rank] for name, digests in (*told.items(), (GENERATOR, noise))}
             now = {name: each if each.isdigit() else f"{each}{step}" for name, each in letters.items()}
-            body = {"digest": f"{rank} {step}", "peers": list(peers), "noise": now.pop(""), "tensors": now}
+            body = {
+                "digest": f"{rank} {step}",
+                "peers": list(peers),
+                "noise": {GENERATOR: now.pop(GENERATOR)},
+                "tensors": now,
+            }
             detector.take(Message("data", rank, step, body), float(step))
         found += detector.detect(step + 0.1)
     return found

@@ -150,7 +150,9 @@ def test_each_input_and_the_generator_are_hashed() -> None:
     _, messages = events(Data, 4)
     assert all(list(message.body["tensors"]) == ["input 1"] for message in messages)
     assert len({message.body["tensors"]["input 1"] for message in messages}) == len(messages)
-    assert len({message.body["noise"] for message in messages}) == 1  # nothing is drawn
+    noise = [message.body["noise"] for message in messages]
+    assert {"generator of the CPU", "generator of random", "generator of numpy"} <= set(noise[0])
+    assert noise.count(noise[0]) == len(noise)  # nothing is drawn
 
 
 def test_facts_are_reported_once_and_steps_are_marked() -> None:

@@ -1,4 +1,4 @@
-"""Hashes the inputs of the model and a generator, because data-parallel ranks must not read the same data.
+"""Hashes the inputs of the model and generators, because data-parallel ranks must not read the same data.
 
 Nor should they draw the same random numbers, as for dropout.
 """
@@ -26,8 +26,8 @@ from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import add_lanes, why_unseen
 from ..fingerprints.lane_buffer import Ready
 from ..observation.modules import data_parallel_wrapper
+from ..observation.state import generators_now
 from ..shared.heartbeat import packed
-from ..upstream.generators import mt19937_of_cpu, philox_of_devices
 from .check import Check, Host
 
 _EVERY = 4  # after the first steps, one step in this many is hashed
@@ -100,7 +100,8 @@ class Data(Check):
             lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
             add_lanes([tensor for _, tensor in group], lanes, range(len(group)))
         peers = _data_parallel(module)
-        told = {"peers": packed(peers) if peers else [], "noise": _digest(_generator(device))}
+        noise = {name: _digest(state) for name, state in generators_now().items()}
+        told = {"peers": packed(peers) if peers else [], "noise": noise}
         large = (name if tensor.nbytes >= _LEAST and n < _TENSORS else "" for n, (name, tensor) in enumerate(group))
         self._ready.append((step, Arriving(lanes).rows, told, list(large)))
 
@@ -113,14 +114,6 @@ def _named(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         leaves = tree_leaves(value)
         for number, leaf in enumerate(leaves, 1):
             yield key if len(leaves) == 1 else f"{key} {number}", leaf
-
-
-def _generator(device: torch.device) -> str:
-    """The state of PyTorch's generator of a device."""
-    of_devices = (
-        {index: (seed, offset) for index, seed, offset in philox_of_devices()} if device.index is not None else {}
-    )
-    return repr(of_devices.get(device.index) or mt19937_of_cpu())
 
 
 def _digest(content: str) -> str:

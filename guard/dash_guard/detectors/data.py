@@ -21,12 +21,12 @@ _KEPT = 64
 
 @dataclass
 class _Told:
-    """What a rank has told of a step: digests of all inputs, of each tensor, and of its generator; its peers."""
+    """What a rank has told of a step: digests of all inputs, of each tensor, and of each generator; its peers."""
 
     digest: str
     peers: tuple[int, ...]
     tensors: Mapping[str, str] = field(default_factory=dict)
-    noise: str = ""
+    noise: Mapping[str, str] = field(default_factory=dict)
 
 
 class SameData(Detector):
@@ -61,9 +61,8 @@ class SameData(Detector):
             self._parts.clear()
             return
         peers = tuple(int(rank) for rank in message.body["peers"])
-        given = message.body.get("tensors")
-        tensors = {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}
-        told = _Told(str(message.body["digest"]), peers, tensors, str(message.body.get("noise", "")))
+        parts = [message.body.get(kind, {}) for kind in ("tensors", "noise")]
+        told = _Told(str(message.body["digest"]), peers, *(dict(part) for part in parts))
         self._steps.setdefault(message.step, {})[message.rank] = told
         self._since.setdefault(message.step, now)
         if len(self._steps) > _KEPT:
@@ -117,19 +116,19 @@ class SameData(Detector):
             self._parts[name, ranks] = times, digest
             if times >= STEPS and (name, ranks) not in self._named:
                 self._named.add((name, ranks))
-                found.append(_of_noise(ranks, step) if name == _NOISE else _of_tensor(name, ranks, step, peers))
+                noise = name.startswith(_GENERATOR)
+                found.append(_of_noise(name, ranks, step) if noise else _of_tensor(name, ranks, step, peers))
         return found
 
 
-_NOISE = ""
-"""Stands for the generator among the names of tensors."""
+_GENERATOR = "generator of "
 
 
 def _shared(told: dict[int, _Told]) -> dict[tuple[str, str, tuple[int, ...]], tuple[int, ...]]:
     """The data-parallel ranks that share a tensor or the state of a generator, by name, digest and peers."""
     found: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for rank, each in told.items():
-        for name, digest in (*each.tensors.items(), *([(_NOISE, each.noise)] if each.noise else [])):
+        for name, digest in (*each.tensors.items(), *each.noise.items()):
             if each.peers:
                 found.setdefault((name, digest, each.peers), []).append(rank)
     return {key: tuple(sorted(ranks)) for key, ranks in found.items() if len(ranks) > 1}
@@ -150,17 +149,17 @@ def _of_tensor(name: str, ranks: tuple[int, ...], step: int, peers: tuple[int, .
     )
 
 
-def _of_noise(ranks: tuple[int, ...], step: int) -> Finding:
+def _of_noise(name: str, ranks: tuple[int, ...], step: int) -> Finding:
     return Finding(
         "data",
         "note",
-        f"{wording.ranks(ranks)} draw the same random numbers in each of the last {STEPS} steps, and read different "
-        "data: dropout and noise are equal on them",
-        "nothing, if it is meant so; else seed with the rank after the model is made: torch.manual_seed(seed + rank)",
+        f"{wording.ranks(ranks)} draw the same random numbers from the {name} in each of the last {STEPS} steps, and "
+        "read different data: dropout and noise are equal on them",
+        "nothing, if it is meant so; else seed it with the rank after the model is made, as by seed + rank",
         step=step,
         stage="input",
         cause="program",
-        evidence={"steps": STEPS, "ranks": list(ranks)},
+        evidence={"steps": STEPS, "ranks": list(ranks), "generator": name},
     )
 
 

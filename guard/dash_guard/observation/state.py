@@ -63,7 +63,7 @@ class State:
 
     def of_forward(self) -> dict[str, Value]:
         """The state that a forward begins with: generators, and where the data are."""
-        return {**_generators(), "string hashes": hash("string hashes"), **_autocast(), **self._of_data()}
+        return {**generators_now(), "string hashes": hash("string hashes"), **_autocast(), **self._of_data()}
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Value]:
         """The state that an optimizer steps with: settings of its groups of parameters, and its count of steps."""
@@ -112,8 +112,9 @@ def arrived(value: Value) -> str | int | float | bool | None:
     return str(number) if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def _generators() -> dict[str, Value]:
-    found: dict[str, Value] = {f"{GENERATOR}the CPU": generators.mt19937(*mt19937_of_cpu())}
+def generators_now() -> dict[str, str]:
+    """The states of the generators of PyTorch, `random` and, if it is loaded, NumPy, by name."""
+    found = {f"{GENERATOR}the CPU": generators.mt19937(*mt19937_of_cpu())}
     for index, seed, offset in philox_of_devices():
         found[f"{GENERATOR}device {index}"] = generators.philox(seed, offset)
     _, (*words, index), _ = random.getstate()
