@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import dash_guard
 from dash_guard.observation import generators
+from dash_guard.observation.state import generators_now
 from dash_guard.recordings import page, report
 from dash_guard.recordings.compare import Comparison, compare
 from dash_inductor.errors import ArgumentError
@@ -270,6 +272,17 @@ def test_the_distance_of_generators_is_found(seed: int, before: int, draws: int)
 )
 def test_generators_of_gpus(a: tuple[int, int], b: tuple[int, int], words: str) -> None:
     assert generators.difference(generators.philox(*a), generators.philox(*b)) == words
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_generators_of_devices_are_read(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch tells no offset while a CUDA graph is captured."""
+    generator = Mock(**{"initial_seed.return_value": 3, "get_offset.return_value": 8})
+    for name, value in (("is_available", True), ("is_initialized", True), ("is_current_stream_capturing", capturing)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    found = {name: text for name, text in generators_now().items() if "device" in name}
+    assert found == ({} if capturing else {"generator of device 0": "philox 3 8"})
 
 
 @pytest.mark.parametrize("text", ["", "mt19937 625 AAAA", "mt19937 1 ====", "mt19937 999 " + "A" * 3328, "philox 1"])

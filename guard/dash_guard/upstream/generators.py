@@ -18,7 +18,12 @@ def mt19937_of_cpu() -> tuple[tuple[int, ...], int]:
 
 
 def philox_of_devices() -> Iterator[tuple[int, int, int]]:
-    """Yields the index, seed and offset of the generator of each device that this process uses; waits for none."""
+    """Yields the index, seed and offset of the generator of each device that this process uses; waits for none.
+
+    While a CUDA graph is captured, PyTorch does not tell the offsets: nothing is yielded.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
     for module in (torch.cuda, torch.xpu):
         if module.is_available() and module.is_initialized():
             for index, generator in enumerate(module.default_generators):
