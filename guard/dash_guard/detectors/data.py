@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..observation.labels import GENERATOR
 from ..report.findings import Finding
 from ..shared.heartbeat import unpacked
 from ..transport.messages import Message
@@ -116,12 +117,9 @@ class SameData(Detector):
             self._parts[name, ranks] = times, digest
             if times >= STEPS and (name, ranks) not in self._named:
                 self._named.add((name, ranks))
-                noise = name.startswith(_GENERATOR)
+                noise = name.startswith(GENERATOR)
                 found.append(_of_noise(name, ranks, step) if noise else _of_tensor(name, ranks, step, peers))
         return found
-
-
-_GENERATOR = "generator of "
 
 
 def _shared(told: dict[int, _Told]) -> dict[tuple[str, str, tuple[int, ...]], tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""What the names of tensors say besides the module; imports no torch."""
+"""What the names of tensors and of state say; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 
 EVALUATION = " (evaluation"
 """Begins the end of the names of what is computed outside of training."""
+
+GENERATOR = "generator of "
+"""Begins the names of random number generators."""
 
 _CALL = re.compile(r" \(call [0-9]+\)$")
 

@@ -33,10 +33,8 @@ from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import local, why_unseen
 from ..upstream.generators import mt19937_of_cpu, philox_of_devices
 from . import generators
+from .labels import GENERATOR
 from .optimizers import OptimizerNames, settings
-
-GENERATOR = "generator of "
-"""Begins the names of generators."""
 
 Value = str | int | float | bool | None | Arriving
 """A value of state; one that is on a device arrives later."""

@@ -212,20 +212,20 @@ class _Walk:
                 phase, tensor = entry.name[:2]
                 found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
                 yield (phases.STAGES[phase], place, step.rank), found
-        for label, others in (("a", alone["b"]), ("b", alone["a"])):
-            for entry in alone[label]:
-                self._only(label, entry, others, step)
+        self._only("a", alone["a"], alone["b"], step.b)
+        self._only("b", alone["b"], alone["a"], step.a)
 
-    def _only(self, label: str, entry: Entry, others: list[Entry], step: Step) -> None:
-        """Note an entry that only one run has, and whether the training has nothing to do with it.
+    def _only(self, label: str, entries: list[Entry], others: list[Entry], step: list[Entry]) -> None:
+        """Note entries of a step that only one run has, and whether the training has nothing to do with them.
 
         Nor has it with a further call of a module without a backward, whose gradients would be in one run only, too. It
-        is a further one if the other run has calls of its own kind, and `others`, which only that run has, are none.
+        is a further one if the step of the other run has calls, and `others`, which only that run has, are none.
         """
-        phase = entry.name.phase
-        theirs = [each for each in (step.b if label == "a" else step.a) or () if each.name.phase == phase]
-        further = phase in _FORWARD and bool(theirs) and not any(each.name.phase == phase for each in others)
-        self.unmatched.setdefault(str(entry.name), (label, EVALUATION in entry.name.tensor or further))
+        known, strange = ({entry.name.phase for entry in each} for each in (step, others))
+        further = (known - strange).intersection(_FORWARD)
+        for entry in entries:
+            aside = EVALUATION in entry.name.tensor or entry.name.phase in further
+            self.unmatched.setdefault(str(entry.name), (label, aside))
 
     def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]

@@ -20,8 +20,10 @@ from dash_inductor import arguments as _arguments
 from dash_inductor.observers import phases
 
 from ..errors import RecordingError
+from ..observation.labels import GENERATOR
 from .run import Run
-from .state import GENERATOR, StateDifference, States, sentence
+from .segments import Segments
+from .state import StateDifference, States, sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -377,8 +379,8 @@ def _state(step: int, *runs: Run) -> list[StateDifference]:
     states = States(0)
     found = []
     for run in runs:
-        recording = type(next(iter(run.recordings.values())))(next(iter(run.recordings.values())).paths)
-        found.append(next((entries for number, entries in recording.steps() if number == step), None))
+        steps = Segments(next(iter(run.recordings.values())).paths).steps()
+        found.append(next((entries for number, entries in steps if number == step), None))
     states.step(step, *found)
     return [each for each in states.differing(phases.PARAMETER) if not each.name.startswith(GENERATOR)]
 

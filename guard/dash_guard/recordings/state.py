@@ -8,9 +8,9 @@ from typing import Any
 from dash_inductor.observers import phases
 
 from ..observation.generators import difference
+from ..observation.labels import GENERATOR
 from .file import Entry
 
-GENERATOR = "generator of "
 _EPOCH = "epoch of "
 _FROM = {
     GENERATOR: phases.INITIAL,
