@@ -73,7 +73,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if number:  # the first round compiles
             off.append(time_off)
             on.append(time_on)
-    entries = [len(list(found)) for _, found in Recording(path_of(folder / "1", 0)).steps()]
+    entries = [
+        sum(bool(entry.fingerprint) for entry in found) for _, found in Recording(path_of(folder / "1", 0)).steps()
+    ]
     before, after = statistics.median(off), statistics.median(on)
     pairs = zip(plain.parameters(), recorded.parameters(), strict=True)
     return {

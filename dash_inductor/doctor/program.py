@@ -26,6 +26,7 @@ from . import settings
 from .findings import Check, Finding, Seen, Severity, run
 from .libraries import PACKAGES
 from .running import Running
+from .unwritten import reads_unwritten
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -39,10 +40,13 @@ def deterministic_algorithms() -> Iterator[Seen]:
     if torch.is_deterministic_algorithms_warn_only_enabled() and not DETERMINISTIC.switched_on:
         what = "warn_only=True: operators of PyTorch without a deterministic kernel run, and only warn"
         yield WARNING, what, "torch.use_deterministic_algorithms(True), without warn_only."
-    if torch.utils.deterministic.fill_uninitialized_memory:  # type: ignore[attr-defined]  # a property of the module
-        what = "memory of torch.empty outside of compiled graphs is filled with NaN first, which costs a write of it"
-        advice = "torch.utils.deterministic.fill_uninitialized_memory = False saves it: what is written keeps its bits."
-        yield NOTE, what, advice
+
+
+def fill() -> Iterator[Seen]:
+    """Reports that memory is filled; not in a program that reads memory that it has not written."""
+    what = "memory of torch.empty outside of compiled graphs is filled with NaN first, which costs a write of it"
+    advice = "torch.utils.deterministic.fill_uninitialized_memory = False saves it: what is written keeps its bits."
+    yield NOTE, what, advice
 
 
 def switch() -> Iterator[Seen]:
@@ -100,8 +104,17 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
         for line, value in switches(graph.graph):
             running.toggled(line, "", value)
 
+    filled, unwritten = False, False
+
     def look_at_part(graph: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal filled, unwritten
         running.step.compiled(graph.graph)
+        filled = filled or (
+            torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # of the module
+        )
+        read = list(dict.fromkeys(reads_unwritten(graph.graph)))
+        unwritten = unwritten or bool(read)
+        found.update(dict.fromkeys(run([unwritten_memory(read)])))
         backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
         found.update(dict.fromkeys(run([*COMPILING, *backward])))
 
@@ -109,7 +122,11 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     whole = seams.COMPILE_GRAPH.wrapped(lambda function: _after(look_at_dynamo, function, not_looking))
     part = seams.GENERATE.wrapped(lambda function: _after(look_at_part, function, not_looking))
     with whole, part, every_graph_compiled():
-        yield
+        try:
+            yield
+        finally:
+            if filled and not unwritten:
+                found.update(dict.fromkeys(run([fill])))
 
 
 def _after(
@@ -154,6 +171,22 @@ def draws_in(backward: Graph) -> Check:
             yield ERROR, what, "Set torch._functorch.config.activation_memory_budget to 1, or dropout to 0."
 
     return drawn_again
+
+
+def unwritten_memory(read: list[tuple[str, str]]) -> Check:
+    """Returns a check for what a graph reads of memory that it has not written, as `reads_unwritten` yields it."""
+
+    def memory_that_is_not_written() -> Iterator[Seen]:
+        """Checks whether a graph reads memory of `torch.empty` that it has not written."""
+        for line, how in read:
+            what = f"the memory that {line} makes is not written, or not all of it, and {how}"
+            advice = (
+                "Use torch.zeros, or write all of it first. It has NaN while fill_uninitialized_memory is set, and "
+                "anything without, so leave that as it is."
+            )
+            yield WARNING, what, advice
+
+    return memory_that_is_not_written
 
 
 def _draws(node: Node) -> bool:

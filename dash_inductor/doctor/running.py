@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.random
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import varlen
+from torch.utils.data import DataLoader
 
 from ..upstream.patches import replaced
 from . import frames
@@ -28,6 +32,7 @@ _PYTORCH = Library(
     "",
 )
 _FLEX = Library("", "In eager mode it computes the scores of all pairs, and is deterministic as matmuls are.", "")
+_HASH_SEED = "PYTHONHASHSEED"
 _OF_OPERATORS = "GeneratedBackwardFor_"
 """The prefix of the autograd function that PyTorch makes for a custom operator; the operator's full name follows."""
 
@@ -67,8 +72,14 @@ class Running:
         self._eager: dict[_Call, _Told] = {}
         self._toggled: dict[tuple[str, str, bool], None] = {}  # line, the module whose forward runs, and the new value
         self._seeded = self._drawn = False
+        self._drawn_by: list[str] = []  # other generators from which the program has drawn
+        self._seeded_by: set[str] = set()
+        self._workers: dict[str, None] = {}  # lines that begin to read by workers before anything is seeded
+        self._own: dict[str, None] = {}  # lines that make a generator of NumPy without a seed
+        self._hash_seed = ""
         self.checks: tuple[Check, ...] = (
-            self.eager_attention, self.flag_inside_a_forward, self.seed, *self.step.checks,
+            self.eager_attention, self.flag_inside_a_forward, self.seed, self.other_seeds, self.data_loader_workers,
+            self.string_hashes, *self.step.checks,
         )  # fmt: skip
 
     @contextmanager
@@ -84,10 +95,17 @@ class Running:
                 "set_rng_state": self._seed,
             },
             torch.cuda: dict.fromkeys(("manual_seed", "manual_seed_all", "set_rng_state"), self._seed),
+            random: dict.fromkeys(("seed", "setstate"), self._seeder("random")),
+            numpy.random: {
+                **dict.fromkeys(("seed", "set_state"), self._seeder("numpy.random")),
+                "default_rng": self._default_rng,
+            },
+            DataLoader: {"__iter__": self._reads},
         }
         layers = {"forward": self._once(self._layer), "__init__": self._once(self._made)}
         _let_dynamo_know_the_originals()
         generators = _Generators()
+        self._hash_seed = os.environ.get(_HASH_SEED, "random")
         with ExitStack() as stack:
             stack.enter_context(functions_looked_at(self._once(self._function)))
             stack.enter_context(layers_looked_at(layers))
@@ -99,6 +117,7 @@ class Running:
                 yield
             finally:
                 self._drawn = generators.drew_without_a_seed()
+                self._drawn_by = generators.others_that_drew()
 
     def _once(self, look: Callable[..., None]) -> Callable[..., None]:
         """Wraps `look` so that it ignores what the doctor repeats."""
@@ -167,6 +186,21 @@ class Running:
     def _seed(self, *args: Any, **kwargs: Any) -> None:
         self._seeded = self._seeded or not frames.called_by_pytorch()
 
+    def _seeder(self, generator: str) -> Callable[..., None]:
+        def seeded(*args: Any, **kwargs: Any) -> None:
+            if not frames.called_by_pytorch():  # which puts states back
+                self._seeded_by.add(generator)
+
+        return seeded
+
+    def _default_rng(self, seed: Any = None) -> None:
+        if seed is None and not frames.called_by_pytorch():
+            self._own[frames.line()[0]] = None
+
+    def _reads(self, loader: DataLoader[Any]) -> None:
+        if loader.num_workers and loader.generator is None and loader.worker_init_fn is None and not self._seeded:
+            self._workers[frames.line()[0]] = None
+
     def toggled(self, line: str, module: str, value: bool) -> None:
         """Records that the determinism flag is switched inside the forward of a module, or in a compiled function.
 
@@ -211,6 +245,33 @@ class Running:
             what = f"{self._name} draws random numbers and seeds no generator: they are others in every run"
             yield WARNING, what, "Call torch.manual_seed(0) before the model is made and the data are read."
 
+    def other_seeds(self) -> Iterator[Seen]:
+        """Checks whether a program that draws from `random` or NumPy has seeded them."""
+        for generator in self._drawn_by:
+            if generator not in self._seeded_by:
+                what = f"{self._name} draws from {generator} and does not seed it: its numbers are others in every run"
+                yield WARNING, what, f"Call {generator}.seed(0) before anything is drawn."
+        for line in self._own:
+            what = f"{line} makes a generator of NumPy without a seed: its numbers are others in every run"
+            yield WARNING, what, "Give it a seed: numpy.random.default_rng(0)."
+
+    def data_loader_workers(self) -> Iterator[Seen]:
+        """Checks whether workers of data loaders get their seeds from a generator that is seeded."""
+        for line in self._workers:
+            what = f"{line} reads data by workers, whose seeds come from PyTorch's generator, which nothing has seeded"
+            yield WARNING, what, "Call torch.manual_seed(0) before, or give the DataLoader a seeded generator."
+
+    def string_hashes(self) -> Iterator[Seen]:
+        """Checks whether a program sets PYTHONHASHSEED when it is too late; notes that nothing sets it."""
+        if self._hash_seed != "random":
+            return
+        if os.environ.get(_HASH_SEED, "random") != "random":
+            what = f"{self._name} sets {_HASH_SEED}, which Python reads when it starts: hashes of strings stay random"
+            yield WARNING, what, f"Set it before: {_HASH_SEED}=0 python train.py"
+        else:
+            what = "hashes of strings are others in every run, and with them the order of sets of strings"
+            yield NOTE, what, f"If the program depends on the order of a set: {_HASH_SEED}=0 python train.py"
+
 
 def _trains(*values: object) -> bool:
     """Whether an eager call with these arguments needs gradients while deterministic algorithms are on."""
@@ -230,16 +291,27 @@ def _let_dynamo_know_the_originals() -> None:
 
 
 class _Generators:
-    """A snapshot of PyTorch's default random generators."""
+    """A snapshot of PyTorch's default random generators, and of those of `random` and NumPy."""
 
     def __init__(self) -> None:
         self._seed, self._state = torch.initial_seed(), torch.get_rng_state()
+        self._others = _other_states()
+
+    def others_that_drew(self) -> list[str]:
+        """The modules whose generator has another state than at the snapshot."""
+        now = _other_states()
+        return [name for name, state in self._others.items() if now[name] != state]
 
     def drew_without_a_seed(self) -> bool:
         """Whether a generator has drawn numbers since the snapshot without having been seeded."""
         if torch.initial_seed() == self._seed:
             return not torch.equal(torch.get_rng_state(), self._state) or any(_offsets())
         return False
+
+
+def _other_states() -> dict[str, object]:
+    of_numpy: Any = numpy.random.get_state()
+    return {"random": random.getstate(), "numpy.random": (of_numpy[1].tobytes(), of_numpy[2:])}
 
 
 def _offsets() -> Iterator[int]:

@@ -47,10 +47,12 @@ def _watch_scalers() -> None:
 
     @functools.wraps(update)
     def updated(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+        observers = tuple(active.observers) if scaler.is_enabled() else ()
+        for observer in observers:
+            observer.scaler_updates(scaler)
         update(scaler, *args, **kwargs)
-        if scaler.is_enabled():
-            for observer in tuple(active.observers):
-                observer.scaler_updated()
+        for observer in observers:
+            observer.scaler_updated()
 
     torch.amp.GradScaler.update = updated  # type: ignore[assignment, method-assign]
 

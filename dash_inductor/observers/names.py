@@ -45,13 +45,21 @@ class Names:
 
     Paths within the first root that has parameters have no prefix; those within other roots begin with the class of the
     root.
+
+    Args:
+        bare: whether the first root has no prefix; otherwise all roots have one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bare: bool = True) -> None:
+        self._bare = bare
         self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters = WeakTensorKeyDictionary()
         self._roots: dict[str, int] = {}
         self._nowhere: set[int] = set()  # ids of parameters that were searched for in vain
+
+    def __contains__(self, module: nn.Module) -> bool:
+        """Whether a module belongs to a model that was added."""
+        return unwrapped(module) in self._modules
 
     def add(self, root: nn.Module) -> None:
         """Adds a model: names those of its modules and parameters that have no name yet, by their paths in it."""
@@ -66,7 +74,7 @@ class Names:
 
     def _prefix(self, root: nn.Module) -> str:
         has_parameters = next(root.parameters(), None) is not None
-        if has_parameters and "" not in self._roots:
+        if self._bare and has_parameters and "" not in self._roots:
             self._roots[""] = 1
             return ""
         kind = type(root).__name__

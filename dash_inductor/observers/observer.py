@@ -57,6 +57,9 @@ class Observer:
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after an optimizer has stepped."""
 
+    def scaler_updates(self, scaler: torch.amp.GradScaler) -> None:
+        """Called before a `GradScaler` ends a step: it still has the scale of the step."""
+
     def scaler_updated(self) -> None:
         """Called when a `GradScaler` ends a step; if no optimizer has stepped in it, gradients have overflowed."""
 

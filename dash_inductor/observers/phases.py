@@ -12,6 +12,11 @@ GRADIENT = "gradient"
 PARAMETER = "parameter"
 OPTIMIZER_STATE = "optimizer state"
 BUFFER = "buffer"
+STATE = "state"
+"""What a step begins with besides tensors: generators, settings of optimizers, the loss scale, positions in the data.
+
+It is in no stage, because it changes no bit by itself.
+"""
 
 STAGES = {
     INITIAL: 0,

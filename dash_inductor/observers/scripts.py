@@ -16,8 +16,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..upstream.eager import not_compiled
 
 
-class Stopped(BaseException):
-    """Raised in a program that has made as many training steps as it was to make; no program catches it by accident."""
+class Stopped(SystemExit):
+    """Raised in a program that has made as many training steps as it was to make; no program catches it by accident.
+
+    A program that nobody watches ends with exit status 0.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(0)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
 
 
 INTERRUPTED = "interrupted: nothing is known about what it would have done afterwards"

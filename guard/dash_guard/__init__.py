@@ -3,6 +3,7 @@
     guard(folder)            which rank computes wrongly, hangs, has died or lags, while the run goes on
     record(folder)           128-bit fingerprints of a run: gradients, parameters, optimizer state, activations
     compare(a, b)            the first step, rank and tensor in which two recordings differ
+    compare_layouts(a, b)    whether runs of different layouts differ by more than rounding
 
 ``dash-guard watch -- torchrun train.py`` and ``DASH_GUARD=folder`` do so for a program that is not changed;
 ``dash-guard record`` and ``DASH_GUARD_RECORD=folder`` record one; ``dash-guard compare`` and ``verify`` compare two.
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     from .process.guard import guard
     from .recorder.recorder import record
     from .recordings.compare import Comparison, compare
+    from .recordings.layouts import LayoutComparison, compare_layouts
 
-__all__ = ["Comparison", "compare", "guard", "record"]
+__all__ = ["Comparison", "LayoutComparison", "compare", "compare_layouts", "guard", "record"]
 
 _HOMES = {
     "Comparison": ".recordings.compare",
+    "LayoutComparison": ".recordings.layouts",
     "compare": ".recordings.compare",
+    "compare_layouts": ".recordings.layouts",
     "guard": ".process.guard",
     "record": ".recorder.recorder",
 }

@@ -490,6 +490,46 @@ def test_a_batch_that_is_fixed_is_a_note() -> None:
     assert found == [("note", (), STEPS), ("suspect", (0, 1), 2 * STEPS + 1)]
 
 
+GENERATOR = "generator of numpy"
+
+
+def parts(told: dict[str, str], noise: str, of: int = STEPS, peers: Sequence[int] = (0, 2, 1)) -> list[Finding]:
+    """The findings about three ranks; a letter for each rank, or a digit for what does not change between steps."""
+    detector, found = SameData(Job(3)), []
+    for step in range(1, of + 1):
+        for rank in range(3):
+            letters = {name: digests[rank] for name, digests in (*told.items(), (GENERATOR, noise))}
+            now = {name: each if each.isdigit() else f"{each}{step}" for name, each in letters.items()}
+            body = {
+                "digest": f"{rank} {step}",
+                "peers": list(peers),
+                "noise": {GENERATOR: now.pop(GENERATOR)},
+                "tensors": now,
+            }
+            detector.take(Message("data", rank, step, body), float(step))
+        found += detector.detect(step + 0.1)
+    return found
+
+
+PARTS: dict[str, tuple[dict[str, str], str, list[tuple[str, tuple[int, ...]]]]] = {
+    "each its own": ({"ids": "abc", "mask": "abc"}, "abc", []),
+    "a tensor of two": ({"ids": "aba", "mask": "abc"}, "abc", [("suspect", (0, 2))]),
+    "a tensor of all": ({"ids": "aaa", "mask": "abc"}, "abc", [("note", ())]),
+    "a tensor that does not change": ({"ids": "abc", "mask": "111"}, "abc", []),
+    "the same noise": ({"ids": "abc"}, "aab", [("note", ())]),
+    "a generator that draws nothing": ({"ids": "abc"}, "111", []),
+    "a tensor and the noise": ({"ids": "aab"}, "abb", [("suspect", (0, 1)), ("note", ())]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_tensors_and_noise_that_data_parallel_ranks_share(name: str) -> None:
+    told, noise, expected = PARTS[name]
+    assert [(finding.severity, finding.ranks) for finding in parts(told, noise, of=9)] == expected
+    assert parts(told, noise, of=STEPS - 1) == []
+    assert parts(told, noise, of=9, peers=()) == []  # tensor-parallel ranks share tensors and noise
+
+
 def test_entries_of_the_flight_recorder() -> None:
     def entry(number: int, at: int, done: bool = True, **more: Any) -> dict[str, Any]:
         base = {"process_group": ["0", "default"], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}

@@ -146,6 +146,15 @@ def test_inputs_are_hashed_once_a_step_and_differ(compiled: bool) -> None:
     assert rank.checks[0].name == "data"
 
 
+def test_each_input_and_the_generator_are_hashed() -> None:
+    _, messages = events(Data, 4)
+    assert all(list(message.body["tensors"]) == ["input 1"] for message in messages)
+    assert len({message.body["tensors"]["input 1"] for message in messages}) == len(messages)
+    noise = [message.body["noise"] for message in messages]
+    assert {"generator of the CPU", "generator of random", "generator of numpy"} <= set(noise[0])
+    assert noise.count(noise[0]) == len(noise)  # nothing is drawn
+
+
 def test_facts_are_reported_once_and_steps_are_marked() -> None:
     _, facts = events(Facts, 3)
     assert [(message.kind, message.step) for message in facts] == [("facts", 1)]

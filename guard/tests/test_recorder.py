@@ -32,7 +32,10 @@ from .support.recordings import environment
 
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
     recording = Recording(path_of(folder, 0))
-    steps = [(step, {str(e.name): e.fingerprint.hex() for e in entries}) for step, entries in recording.steps()]
+    steps = [
+        (step, {str(e.name): e.fingerprint.hex() for e in entries if e.name.phase != phases.STATE})
+        for step, entries in recording.steps()
+    ]
     assert recording.ended
     return steps
 
@@ -476,9 +479,11 @@ def recorded(folder: Path, evaluate: Callable[..., None], at: dict[int, int], wr
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dash_guard.record(folder):
-        for step in range(1, 7):
+        for step in range(1, 8):
             for number in range(at.get(step, 0)):
                 evaluate(model, torch.ones(3, 4) * number)
+            if step == 7:
+                break
             x = torch.full((3, 4), step + (0.5 if step == wrong else 0.0))
             model(x).square().mean().backward()
             optimizer.step()
@@ -510,3 +515,64 @@ def test_what_evaluations_of_both_runs_compute_is_compared(evaluate: Callable[..
     found = compare(a, b).first
     assert found is not None
     assert (found.step, found.tensor) == (3, f"Sequential (evaluation in {evaluate.__name__})")
+
+
+def validate(model: nn.Module, x: Tensor) -> None:
+    in_evaluation_mode(model.eval(), x)
+
+
+def another_model(model: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        copy.deepcopy(model).eval()(x)
+
+
+def a_part_without_backward(model: nn.Module, x: Tensor) -> None:
+    assert isinstance(model, nn.Sequential)
+    model[0](x)
+
+
+def some_parts_without_backward(model: nn.Module, x: Tensor) -> None:
+    assert isinstance(model, nn.Sequential)
+    model[:2](x)
+
+
+def the_model_without_backward(model: nn.Module, x: Tensor) -> None:
+    model(x)
+
+
+OF_MODELS = validate, another_model, the_model_without_backward
+OF_PARTS = a_part_without_backward, some_parts_without_backward  # before the first step, they take the model's names
+ASIDE = [
+    *((evaluate, at) for evaluate in OF_MODELS for at in ({1: 1}, {4: 2}, {7: 1}, {1: 1, 7: 1})),
+    *((evaluate, at) for evaluate in OF_PARTS for at in ({4: 2}, {7: 1}, {4: 1, 7: 1})),
+]
+
+
+@pytest.mark.parametrize(("evaluate", "at"), ASIDE, ids=str)
+def test_calls_aside_of_the_training_are_no_divergence(
+    evaluate: Callable[..., None], at: dict[int, int], tmp_path: Path
+) -> None:
+    """Before the first step, between steps and after the last one; of the model, a copy of it, and parts of it."""
+    a, b = (recorded(tmp_path / name, evaluate, when) for name, when in (("a", {}), ("b", at)))
+    for result in (compare(a, b), compare(b, a)):
+        assert (result.verdict, result.first, result.steps) == ("equal", None, 6)
+        assert any(reason.startswith("only ") for reason in result.reasons), result.reasons
+    found = compare(a, recorded(tmp_path / "c", evaluate, at, wrong=4)).first
+    assert found is not None
+    assert (found.step, found.phase) == (4, phases.INPUT)
+
+
+def test_a_further_call_with_a_backward_is_training(tmp_path: Path) -> None:
+    def and_backward(model: nn.Module, x: Tensor) -> None:
+        (model(x) * 0).sum().backward()
+
+    result = compare(*(recorded(tmp_path / name, and_backward, at) for name, at in (("a", {}), ("b", {3: 1}))))
+    assert result.verdict == "not comparable"
+
+
+def test_a_model_that_is_only_evaluated_takes_no_names(tmp_path: Path) -> None:
+    recorded(tmp_path, another_model, {1: 1})
+    found = names(tmp_path)
+    assert "activation Sequential.0 (evaluation in another_model)" in found
+    assert {"activation 0", "gradient 0.weight", "parameter 2.bias"} <= set(found)
+    assert not any("Sequential" in name for name in found if name.startswith(("gradient 0", "buffer")))

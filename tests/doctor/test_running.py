@@ -434,3 +434,131 @@ def test_exit_status_of_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[
         with torch._functorch.config.patch(activation_memory_budget=1.0):
             assert cli.main(["doctor", "--json", str(script)]) == status
         capsys.readouterr()
+
+
+@pytest.mark.parametrize("seed", ["", "SEED(0)", "SEED(STATE)"])
+@pytest.mark.parametrize("generator", ["random", "numpy.random"])
+def test_other_generators(
+    generator: str, seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CHECKS", ("other_seeds", "data_loader_workers"))
+    put, get = ("setstate", "getstate") if generator == "random" else ("set_state", "get_state")
+    seeding = seed.replace("SEED(STATE)", f"{generator}.{put}({generator}.{get}())").replace(
+        "SEED", f"{generator}.seed"
+    )
+    program = f"import numpy, random\n{seeding}\nstep(torch.compile(attend), Q * {generator}.uniform(1, 2))\n"
+    problems = found(tmp_path, capsys, program)
+    if seed:
+        assert problems == {}
+    else:
+        assert f"draws from {generator} and does not seed it" in the_only(problems, "other_seeds", Severity.WARNING)
+
+
+OWN_GENERATORS = {
+    "default_rng()  # here": True,
+    "default_rng(None)  # here": True,
+    "default_rng(3)": False,
+    "default_rng(seed=3)": False,
+}
+
+
+@pytest.mark.parametrize("call", OWN_GENERATORS)
+def test_generators_of_numpy_without_a_seed(
+    call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CHECKS", ("other_seeds",))
+    problems = found(tmp_path, capsys, f"import numpy\nrng = numpy.random.{call}\nstep(torch.compile(attend), Q)\n")
+    if OWN_GENERATORS[call]:
+        what = the_only(problems, "other_seeds", Severity.WARNING)
+        assert what == "HERE makes a generator of NumPy without a seed: its numbers are others in every run"
+    else:
+        assert problems == {}
+
+
+WORKERS = {
+    "num_workers=1": True,
+    "num_workers=0": False,
+    "num_workers=1, generator=torch.Generator().manual_seed(0)": False,
+    "num_workers=1, worker_init_fn=torch.manual_seed": False,
+}
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("arguments", WORKERS)
+def test_workers_of_data_loaders(
+    arguments: str, seeded: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CHECKS", ("data_loader_workers",))
+    program = f"""
+loader = torch.utils.data.DataLoader([1.0, 2.0], {arguments})
+for x in loader:  # here
+    step(torch.compile(attend), Q * x)
+"""
+    problems = found(tmp_path, capsys, program, OPENING if seeded else WITHOUT_A_SEED)
+    if WORKERS[arguments] and not seeded:
+        assert "HERE reads data by workers" in the_only(problems, "data_loader_workers", Severity.WARNING)
+    else:
+        assert problems == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "severity"),
+    [(None, "", Severity.NOTE), (None, "0", Severity.WARNING), ("0", "", None), ("random", "", Severity.NOTE)],
+)
+def test_hashes_of_strings(
+    before: str | None, inside: str, severity: Severity | None, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys.modules[__name__], "CHECKS", ("string_hashes",))
+    monkeypatch.setenv("PYTHONHASHSEED", "1")  # so that the end of the test undoes what the program sets
+    monkeypatch.delenv("PYTHONHASHSEED")
+    if before is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", before)
+    program = f"import os\nos.environ['PYTHONHASHSEED'] = {inside!r}\n" if inside else ""
+    problems = found(tmp_path, capsys, program + "step(torch.compile(attend), Q)\n")
+    if severity is None:
+        assert problems == {}
+    else:
+        the_only(problems, "string_hashes", severity)
+
+
+READ = {
+    "torch.empty(64, 16)": "is read by mul at HERE",
+    "torch.empty_like(q)": "is read by mul at HERE",
+    "F.pad(q[..., :8], (0, 8))": "",
+    "torch.empty_like(q).copy_(q)": "",
+    "torch.empty_like(q).fill_(2.0)": "",
+    "torch.empty_like(q).normal_()": "",
+    "torch.empty_like(q).zero_() + 1": "",
+    "part(q, slice(0, 8))": "is read by mul at HERE",
+    "part(q, slice(0, 16))": "",
+    "part(q, slice(0, 8), slice(8, 16))": "",
+    "part(q, slice(0, 8), slice(9, 16))": "is read by mul at HERE",
+    "part(q, slice(0, 8))[..., :8].repeat(1, 1, 1, 2)": "",
+    "part(q, slice(0, 8))[..., 4:12].repeat(1, 1, 1, 2)": "is read by repeat at HERE",
+}
+
+
+@pytest.mark.parametrize("made", READ)
+def test_compiled_memory_that_is_read_unwritten(
+    made: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CHECKS", ("memory_that_is_not_written", "fill"))
+    program = f"""
+def part(q, *parts):
+    x = torch.empty_like(q)
+    for columns in parts:
+        x[..., columns] = q.detach()[..., columns]
+    return x
+
+def layer(q):
+    return attend(q) * ({made})  # here
+step(torch.compile(layer), Q)
+"""
+    problems = found(tmp_path, capsys, program)
+    if READ[made]:
+        findings = problems.pop("memory_that_is_not_written")
+        assert any(READ[made] in finding["what"] for finding in findings)
+        assert problems == {}  # no advice to switch the fill off
+    else:
+        assert the_only(problems, "fill", Severity.NOTE)

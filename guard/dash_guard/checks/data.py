@@ -1,4 +1,7 @@
-"""Hashes the inputs of the model, because data-parallel ranks must not read the same data."""
+"""Hashes the inputs of the model and generators, because data-parallel ranks must not read the same data.
+
+Nor should they draw the same random numbers, as for dropout.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,31 @@ import hashlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from dash_inductor.observers import active
 from dash_inductor.observers.hook import Hook
-from dash_inductor.observers.names import inner
 from dash_inductor.upstream.eager import not_compiled
 from dash_inductor.upstream.pytree import tree_leaves
 
 from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import add_lanes, why_unseen
 from ..fingerprints.lane_buffer import Ready
+from ..observation.modules import data_parallel_wrapper
+from ..observation.state import generators_now
 from ..shared.heartbeat import packed
 from .check import Check, Host
 
 _EVERY = 4  # after the first steps, one step in this many is hashed
 _FIRST = 8
 _LEAST = 16  # bytes: equal inputs that are smaller mean nothing
+_TENSORS = 32  # tensors whose digests are sent one by one
 
 
 class Data(Check):
@@ -41,7 +46,7 @@ class Data(Check):
         self._handles: list[RemovableHandle] = []
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._depth, self._seen = 0, 0
-        self._ready: deque[tuple[int, Ready, tuple[int, ...]]] = deque()
+        self._ready: deque[tuple[int, Ready, dict[str, Any], list[str]]] = deque()
         self._draining = threading.Lock()
 
     def module_begins(self, module: nn.Module) -> None:
@@ -63,9 +68,10 @@ class Data(Check):
         """Wait for the digests of inputs and send them; not called on the training thread."""
         with self._draining:
             while self._ready:
-                number, ready, peers = self._ready.popleft()
-                digest = hashlib.blake2b(repr(ready()).encode(), digest_size=8).hexdigest()
-                self.send(number, digest=digest, peers=packed(peers) if peers else [])
+                number, ready, told, names = self._ready.popleft()
+                rows = ready()
+                tensors = {name: _digest(repr(row)) for name, row in zip(names, rows, strict=True) if name}
+                self.send(number, digest=_digest(repr(rows)), tensors=tensors, **told)
                 self.rank.coverage.count(self.name, steps=1)
 
     def close(self) -> None:
@@ -85,22 +91,36 @@ class Data(Check):
         if step == self._seen or (step > _FIRST and step % _EVERY):
             return
         self._seen = step
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not why_unseen(t)]
-        if sum(tensor.nbytes for tensor in tensors) < _LEAST:
+        tensors = [(name, t) for name, t in _named(args, kwargs) if isinstance(t, Tensor) and not why_unseen(t)]
+        if sum(tensor.nbytes for _, tensor in tensors) < _LEAST:
             return
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor in tensors:
-            by_device.setdefault(tensor.device, []).append(tensor)
-        for device, group in list(by_device.items())[:1]:
-            with torch.no_grad():
-                lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
-                add_lanes(group, lanes, range(len(group)))
-            self._ready.append((step, Arriving(lanes).rows, _data_parallel(module)))
+        device = tensors[0][1].device
+        group = [(name, tensor) for name, tensor in tensors if tensor.device == device]
+        with torch.no_grad():
+            lanes = torch.zeros(len(group), 2, dtype=torch.int64, device=device)
+            add_lanes([tensor for _, tensor in group], lanes, range(len(group)))
+        peers = _data_parallel(module)
+        noise = {name: _digest(state) for name, state in generators_now().items()}
+        told = {"peers": packed(peers) if peers else [], "noise": noise}
+        large = (name if tensor.nbytes >= _LEAST and n < _TENSORS else "" for n, (name, tensor) in enumerate(group))
+        self._ready.append((step, Arriving(lanes).rows, told, list(large)))
+
+
+def _named(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Arguments with their names: ``input 1``, ``input 2``, ..., or the keyword, numbered if it has several tensors."""
+    for number, leaf in enumerate(tree_leaves(args), 1):
+        yield f"input {number}", leaf
+    for key, value in kwargs.items():
+        leaves = tree_leaves(value)
+        for number, leaf in enumerate(leaves, 1):
+            yield key if len(leaves) == 1 else f"{key} {number}", leaf
+
+
+def _digest(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def _data_parallel(module: nn.Module) -> tuple[int, ...]:
     """The data-parallel ranks of a DDP model; () for any other model."""
-    wrapper: nn.Module | None = module
-    while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
-        wrapper = inner(wrapper)
+    wrapper = data_parallel_wrapper(module)
     return () if wrapper is None else tuple(dist.get_process_group_ranks(wrapper.process_group))

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from ..fingerprints.sizes import LANES
+from ..observation.optimizers import OptimizerNames, settings
 from ..shared.roots import REDUCTIONS, SETTING
 from .state import Entry, Hashed, State
 
 GROUPS = 256
 """The largest number of parameter groups of an optimizer that are hashed."""
 
-_NOT_SETTINGS = ("params", "param_names")
 _LONGEST = 16  # parts of a setting
 _LENGTH = 200  # characters of a text
 
@@ -39,8 +39,7 @@ class Hyperparameters:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
-        self._kinds: dict[str, int] = {}
+        self._names = OptimizerNames()
 
     def of(self, check: str, optimizer: torch.optim.Optimizer) -> list[Hashed]:
         """Hash the settings of an optimizer that has just stepped; never waits for a device.
@@ -69,23 +68,16 @@ class Hyperparameters:
 
     def _settings(self, check: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """The name, the value and the ranks of each setting."""
-        kind = self._names.get(optimizer) or self._named(optimizer)
+        kind = self._names.name(optimizer)
         groups, holders = optimizer.param_groups, self._state.holders(optimizer)
         if len(groups) > GROUPS:
             self._state.rank.coverage.unseen(check, f"settings of groups of parameters beyond {GROUPS}")
         for number, (group, ranks) in enumerate(zip(groups[:GROUPS], holders, strict=False)):
-            for key in sorted(group, key=str):
-                if key not in _NOT_SETTINGS:
-                    yield f"{kind}.{number} {key}", group[key], ranks
+            for key, value in settings(group):
+                yield f"{kind}.{number} {key}", value, ranks
         ranks = max(holders, key=len, default=())
         if count := self._state.reductions[ranks]:
             yield f"{kind} {REDUCTIONS}", count, ranks
-
-    def _named(self, optimizer: torch.optim.Optimizer) -> str:
-        kind = type(optimizer).__name__
-        count = self._kinds[kind] = self._kinds.get(kind, 0) + 1
-        self._names[optimizer] = name = kind if count == 1 else f"{kind}({count})"
-        return name
 
 
 def _nothing() -> None:

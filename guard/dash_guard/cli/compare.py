@@ -10,27 +10,41 @@ from typing import TYPE_CHECKING
 
 from dash_inductor.cli import outputs
 from dash_inductor.cli.command import drop_output
-from dash_inductor.errors import DashError
+from dash_inductor.errors import ArgumentError, DashError
 
 if TYPE_CHECKING:
     from ..recordings.compare import Comparison
+    from ..recordings.layouts import LayoutComparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, help="a folder that dash_guard.record has filled")
     parser.add_argument("b", type=Path, help="another one")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
-    parser.epilog = "exit status: 0 equal, 1 diverged, 2 not comparable, or an error"
+    parser.add_argument(
+        "--layouts",
+        action="store_true",
+        help="the runs have other micro-batches, ranks or compilers: compare the values that `record --values` writes",
+    )
+    parser.epilog = (
+        "exit status: 0 equal (--layouts: within rounding), 1 diverged (beyond rounding), 2 not comparable, or an error"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..recordings.compare import compare
 
+    if arguments.layouts:
+        from ..recordings.layouts import compare_layouts
+
+        if arguments.html is not None:
+            raise ArgumentError("html", str(arguments.html), "no page with --layouts, which prints text or --json")
+        return show(compare_layouts(arguments.a, arguments.b), arguments)
     outputs.check("html", arguments.html)
     return show(compare(arguments.a, arguments.b), arguments)
 
 
-def show(result: Comparison, arguments: argparse.Namespace) -> int:
+def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace) -> int:
     """Print a comparison, write its HTML page if one was asked for, and return its exit status.
 
     Raises:
@@ -38,11 +52,13 @@ def show(result: Comparison, arguments: argparse.Namespace) -> int:
         BrokenPipeError: nobody reads the output.
     """
     from ..recordings import page, report
+    from ..recordings.compare import Comparison
 
-    if arguments.html is not None:
+    if isinstance(result, Comparison) and arguments.html is not None:
         outputs.write(arguments.html, page.html(result))
+    text = report.text(result) if isinstance(result, Comparison) else report.text_of_layouts(result)
     try:
-        print(_shown(_json(result) if arguments.json else report.text(result)), flush=True)
+        print(_shown(_json(result) if arguments.json else text), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -51,7 +67,7 @@ def show(result: Comparison, arguments: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def _json(result: Comparison) -> str:
+def _json(result: Comparison | LayoutComparison) -> str:
     return json.dumps(result.to_dict(), indent=2).replace(
         "\x7f", "\\u007f"
     )  # the one control character that json leaves

@@ -42,6 +42,9 @@ class Sink(Protocol):
     def replicate(self, model: DistributedDataParallel) -> None:
         """Report a DDP model, whose parameters are equal on all of its ranks, to other observers."""
 
+    def training_begins(self) -> None:
+        """Note that an outermost module is about to be called in training."""
+
     def place(self) -> int:
         """The index that the next observed tensor of this step gets."""
 
@@ -67,9 +70,12 @@ class Modules:
     def __init__(self, sink: Sink, activations: bool, local_gradients: bool | None) -> None:
         self._sink, self._activations, self._local_gradients = sink, activations, local_gradients
         self._handles: list[RemovableHandle] = []
-        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # outermost modules that have run
+        self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those of them that the program trains
+        self._aside = Names(bare=False)  # of modules that only evaluations have called
         # running: modules, outermost first, with the place of the next entry when they began; left: the last of them
-        # that ended; last: the last result, as a weak reference, and its version; mode: of the outermost module's call.
+        # that ended; last: the last result, as a weak reference, and its version; mode: of the outermost module's call;
+        # names: of modules in this call.
         self._calls = threading.local()
 
     def remove(self) -> None:
@@ -79,31 +85,43 @@ class Modules:
         self._handles.clear()
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """The buffers of all outermost modules that have run, as (path, buffer) pairs sorted by path."""
+        """The buffers of all outermost modules that the program trains, as (path, buffer) pairs sorted by path."""
         found: dict[int, tuple[str, Tensor]] = {}
-        for root in self._roots:
+        for root in self._trained:
             for module in root.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     found.setdefault(id(buffer), (self._sink.names.of_buffer(module, name), buffer))
         return sorted(found.values(), key=lambda pair: pair[0])
 
-    def add(self, model: nn.Module) -> None:
-        """Name the modules and parameters of a model that is about to run, and put hooks on them."""
-        names = self._sink.names
-        names.add(model)
-        for device in {parameter.device for parameter in model.parameters()}:
-            self._sink.prepare(device)
-        self._handles.append(model.register_forward_hook(Hook(self._after_root), with_kwargs=True))
-        wrapper: nn.Module | None = model
-        while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
-            wrapper = inner(wrapper)
+    def _call(self, model: nn.Module) -> None:
+        """Note that an outermost module is called: put hooks on one that is new, and name what it has.
+
+        Only a model that is trained gets names in the sink. So no model that is evaluated before takes these names.
+        """
+        calls = self._calls
+        calls.mode = _mode(model)
+        wrapper = data_parallel_wrapper(model)
+        trained = not calls.mode or wrapper is not None or model in self._sink.names
+        calls.names = self._sink.names if trained else self._aside
+        if model not in self._roots:
+            self._roots.add(model)
+            for device in {parameter.device for parameter in model.parameters()}:
+                self._sink.prepare(device)
+            self._handles.append(model.register_forward_hook(Hook(self._after_root), with_kwargs=True))
+        calls.names.add(model)
+        if trained and model not in self._trained:
+            self._trained.add(model)
+            self._train(model, wrapper)
+
+    def _train(self, model: nn.Module, wrapper: DistributedDataParallel | None) -> None:
+        """Put hooks on the parameters of a model that is trained; `wrapper` is its DDP, if it has one."""
         if wrapper is not None:
             self._sink.replicate(wrapper)
         reduced = wrapper is not None and dist.get_world_size(wrapper.process_group) > 1
         if reduced if self._local_gradients is None else self._local_gradients:
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    self._watch_gradient(names.of_parameter(parameter), parameter)
+                    self._watch_gradient(self._sink.names.of_parameter(parameter), parameter)
 
     def _watch_gradient(self, name: str, parameter: Tensor) -> None:
         def accumulated(parameter: Tensor) -> None:
@@ -116,15 +134,14 @@ class Modules:
 
     @not_compiled
     def enter(self, module: nn.Module) -> None:
-        """Note that the forward of a module begins; add the module at its first call if it is an outermost one."""
+        """Note that the forward of a module begins, and put hooks on an outermost one at its first call."""
         calls = self._calls
         if not hasattr(calls, "running"):
             calls.running, calls.last = [], None
         if not calls.running:
-            calls.mode = _mode(module)
-            if module not in self._roots:
-                self._roots.add(module)
-                self.add(module)
+            self._call(module)
+            if not calls.mode:
+                self._sink.training_begins()
         calls.running.append((module, self._sink.place()))
 
     @not_compiled
@@ -138,13 +155,13 @@ class Modules:
         self._calls.left = running.pop()
         wrapped = bool(running) and inner(running[-1][0]) is module  # then the wrapper reports the result
         if self._activations and not wrapped:
-            for label, tensor in _labelled(self._sink.names.of_module(module), result):
+            for label, tensor in _labelled(self._calls.names.of_module(module), result):
                 self._result(label + self._calls.mode, tensor)
 
     def innermost(self) -> str:
         """The name of the innermost module that runs on this thread, "" for none."""
         running = getattr(self._calls, "running", [])
-        return self._sink.names.of_module(running[-1][0]) if running else ""
+        return self._calls.names.of_module(running[-1][0]) if running else ""
 
     def _result(self, label: str, tensor: Tensor) -> None:
         version = 0 if tensor.is_inference() else tensor._version
@@ -161,7 +178,7 @@ class Modules:
         left, place = self._calls.left
         if not self._activations or self._calls.running or left is not module:
             return
-        for label, tensor in _labelled(self._sink.names.of_module(module), (args, kwargs)):
+        for label, tensor in _labelled(self._calls.names.of_module(module), (args, kwargs)):
             self._observe(phases.INPUT, label + self._calls.mode, tensor, place)
             place += 1
 
@@ -169,6 +186,14 @@ class Modules:
         if tensor is None or not self._sink.is_on():
             return
         self._sink.observe_in_step(phase, [(name, tensor)], place)
+
+
+def data_parallel_wrapper(module: nn.Module) -> DistributedDataParallel | None:
+    """The DDP wrapper of a model; None if it has none."""
+    wrapper: nn.Module | None = module
+    while wrapper is not None and not isinstance(wrapper, DistributedDataParallel):
+        wrapper = inner(wrapper)
+    return wrapper
 
 
 def _mode(module: nn.Module) -> str:
@@ -179,7 +204,7 @@ def _mode(module: nn.Module) -> str:
     """
     if module.training and torch.is_grad_enabled():
         return ""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_back is not None and is_library(frame):
         frame = frame.f_back
     return f"{EVALUATION} in {frame.f_code.co_name})"

@@ -24,6 +24,7 @@ from dash_inductor.upstream.pytree import tree_leaves
 
 from ..fingerprints.fingerprint import description, digest, fingerprint, local, why_unseen
 from ..fingerprints.lane_buffer import LaneBuffer
+from ..observation.labels import called
 from ..observation.modules import Modules
 
 
@@ -153,6 +154,9 @@ class Execution(Observer):
     def replicate(self, model: DistributedDataParallel) -> None:
         """Ignores the event, because it does not matter here that other ranks have equal parameters."""
 
+    def training_begins(self) -> None:
+        """Ignores the event, because a second run begins with the state of the first one."""
+
     def place(self) -> int:
         """The index that the next digest gets."""
         return len(self._hashed)
@@ -190,8 +194,7 @@ class Execution(Observer):
                     self._collect()
                 (row,) = buffer.add([plain])
                 calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
-                label = name if calls == 1 else f"{name} (call {calls})"
-                self._hashed.append((phase, label, description(plain), plain.device, row))
+                self._hashed.append((phase, called(name, calls), description(plain), plain.device, row))
 
     def module(self) -> str:
         """The name of the innermost module that runs on this thread, "" for none."""

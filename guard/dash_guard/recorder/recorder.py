@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -25,7 +26,9 @@ from dash_inductor.upstream.dispatch import disable_current_modes
 from ..fingerprints.fingerprint import description, local, why_unseen
 from ..fingerprints.lane_buffer import CAPACITY, LaneBuffer
 from ..observation import environment
+from ..observation.labels import called
 from ..observation.modules import Modules
+from ..observation.state import State, Value
 from ..observation.step_numbers import StepNumbers
 from ..recordings.file import Name
 from ..recordings.limits import TEXT
@@ -34,6 +37,7 @@ from . import in_graphs
 from .replicas import Replicas
 from .step_digests import StepDigests
 from .steps import Observed, StepWriter
+from .values import GatheredValues
 
 log = logging.getLogger("dash_guard")
 
@@ -51,6 +55,8 @@ def record(
     replicas: OnReplicas = "warn",
     optimizer_state: bool = False,
     first_step: int | None = None,
+    data: object = None,
+    values: bool = False,
     log_to: Log | None = None,
 ) -> Recorder:
     """Record 128-bit fingerprints of everything that the training computes in this process, within a ``with`` block.
@@ -66,6 +72,8 @@ def record(
     A step is what lies between two steps of the same optimizer; several optimizers may take turns. A step that a
     gradient scaler skips, because gradients overflow, counts too. A step of the recording contains, in this order,
 
+    * its state: the generators of PyTorch, `random` and NumPy, and the positions of data loaders, as the first forward
+      finds them; settings and counters of optimizers, before they step; the scale of a `GradScaler`;
     * in the first step, the parameters before it, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
     * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
@@ -87,8 +95,8 @@ def record(
     Args:
         folder: the folder of the files of all ranks. If this rank has a file there, as after a restart, it continues in
             a new one, and a warning says so.
-        model: gives the names of parameters and modules; by default, the first outermost module that is called, or else
-            the modules that have the optimizer's parameters.
+        model: gives the names of parameters and modules; by default, the first outermost module that is called in
+            training, or else the modules that have the optimizer's parameters.
         optimizer: the optimizer, or several, whose steps count; by default, all.
         every: record the first of this many steps.
         activations: record inputs and results of modules, and gradients of results.
@@ -100,6 +108,10 @@ def record(
             of the parameters.
         first_step: the number of the first step; by default the environment variable DASH_GUARD_FIRST_STEP, else one
             more than the optimizer's state has counted (AdamW counts, SGD does not), else 1.
+        data: an object with a `state_dict`, such as a data loader, or several, whose state is recorded in each step; by
+            default, the data loaders of PyTorch that have a `state_dict`, or a sampler or a data set with an `epoch`.
+        values: also write the values of gradients and parameters, gathered from all ranks that have a part of them, for
+            `compare_layouts`. This waits for the device, and takes twice the size of the parameters for each step.
         log_to: gets a digest of each recorded step for each kind of tensor (``digest/gradient``, ``digest/parameter``,
             ``digest/activation``, ...), a whole number below 2^48, after the next step has begun. Two runs with equal
             curves have equal fingerprints. `dash_inductor.integrations` has logs for W&B, TensorBoard and MLflow.
@@ -111,7 +123,12 @@ def record(
         ArgumentError: a bad argument.
     """
     _arguments.whole("every", every, 1, 1 << 31)
-    flags = {"activations": activations, "optimizer_state": optimizer_state, "local_gradients": local_gradients}
+    flags = {
+        "activations": activations,
+        "values": values,
+        "optimizer_state": optimizer_state,
+        "local_gradients": local_gradients,
+    }
     for name, flag in flags.items():
         if name != "local_gradients" or flag is not None:
             _arguments.truth(name, flag)
@@ -122,10 +139,11 @@ def record(
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "a torch.nn.Module, or None")
     optimizers = _optimizers(optimizer)
-    recorder = Recorder(
-        _arguments.path("folder", folder), every, optimizers, replicas, optimizer_state, StepNumbers(first_step)
-    )
+    folder, numbers, state = _arguments.path("folder", folder), StepNumbers(first_step), State(_data(data))
+    recorder = Recorder(folder, every, optimizers, replicas, optimizer_state, numbers, state)
     recorder.log_to(log_to)
+    if values:
+        recorder.gather_values()
     recorder.modules = Modules(recorder, activations, local_gradients)
     if model is not None:
         recorder.names.add(model)
@@ -143,6 +161,20 @@ def _optimizers(given: object) -> list[torch.optim.Optimizer] | None:
     found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not found or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in found):
         raise ArgumentError("optimizer", given, "a torch.optim.Optimizer, several of them, or None")
+    return found
+
+
+def _data(given: object) -> list[Any] | None:
+    """The objects with a `state_dict` that an argument gives; None for no argument.
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+    if given is None:
+        return None
+    found: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not all(callable(getattr(each, "state_dict", None)) for each in found):
+        raise ArgumentError("data", given, "an object with a state_dict, a list of them, or None")
     return found
 
 
@@ -166,10 +198,15 @@ class Recorder(Observer):
         replicas: OnReplicas,
         optimizer_state: bool,
         numbers: StepNumbers,
+        state: State,
     ) -> None:
         self.folder, self.names = folder, Names()
         self._numbers, self._optimizer_state = numbers, optimizer_state
-        self._every = every
+        self._every, self._state = every, state
+        self._begun = False  # whether the state that a forward begins with has been read in the present step
+        self._values: dict[str, Value] = {}  # state of the present step that was not handed to the writer yet
+        self._gathered: GatheredValues | None = None
+        self._flushed = False  # whether the writer has a part of the present step
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
         self._companions: list[Observer] = [] if replicas == "off" else [Replicas(replicas, self._open)]
         self._lock = threading.RLock()  # hooks of the backward run on threads of autograd
@@ -189,6 +226,11 @@ class Recorder(Observer):
     def log_to(self, log: Log | None) -> None:
         """Log digests of the steps that follow, see `record`."""
         self._steps.digests = None if log is None else StepDigests(log)
+
+    def gather_values(self) -> None:
+        """From now on, write the values of gradients and parameters, too; called before the recording begins."""
+        self._gathered = GatheredValues(self.folder)
+        self._companions.append(self._gathered)
 
     @property
     def step_number(self) -> int:
@@ -227,6 +269,7 @@ class Recorder(Observer):
         with self._lock:
             try:
                 self._safely(self._flush)
+                self._safely(self._save_values)
                 if self._writer is not None:
                     self._writer.put(lambda file: self._steps.end())
                     self._writer.close()
@@ -268,6 +311,27 @@ class Recorder(Observer):
             with self._lock:
                 self._advance()
 
+    def training_begins(self) -> None:
+        """Record the state with which the forward of the step begins; called before each outermost call of training."""
+        with self._lock:
+            self.begin()
+            self._read_first_state()
+
+    def _read_first_state(self) -> None:
+        if self.recording() and not self._begun:
+            self._begun = True
+            self._read_state(self._state.of_forward)
+
+    def scaler_updates(self, scaler: torch.amp.GradScaler) -> None:
+        """Record the scale of the loss in the present step."""
+        with self._lock:
+            if self.recording():
+                self._read_state(lambda: self._state.of_scaler(scaler))
+
+    def _read_state(self, read: Callable[[], dict[str, Value]]) -> None:
+        with disable_current_modes():
+            self._safely(lambda: self._values.update(read()))
+
     def scaler_updated(self) -> None:
         """End a step that a gradient scaler has skipped: no optimizer has stepped in it."""
         with self._lock:
@@ -286,10 +350,14 @@ class Recorder(Observer):
                 return
             for observer in self._others():
                 observer.check()
+            self._read_first_state()  # of a program that calls no module in eager code
+            self._read_state(lambda: self._state.of_optimizer(optimizer))
             parameters = self.names.of_parameters(optimizer)
             if id(optimizer) not in self._initial:
                 self._initial.add(id(optimizer))
                 self._safely(lambda: self.observe(phases.INITIAL, parameters, place=0))
+                self._gather(phases.INITIAL, parameters)
+            self._gather(phases.GRADIENT, parameters, gradients=True)
             gradients = [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
             self._observe_parameters(phases.GRADIENT, parameters, gradients)
 
@@ -303,10 +371,27 @@ class Recorder(Observer):
                 return
             parameters = self.names.of_parameters(optimizer)
             self._observe_parameters(phases.PARAMETER, parameters, parameters)
+            self._gather(phases.PARAMETER, parameters)
             self._safely(lambda: self._observe_state(optimizer, parameters))
             self._safely(self._flush)
             for observer in self._others():
                 observer.step_ended(self.step_number)
+
+    def _gather(self, phase: str, parameters: list[tuple[str, Tensor]], gradients: bool = False) -> None:
+        """Copy values to the host; also if this rank records no more, because other ranks wait for its parts."""
+        gathered = self._gathered
+        if gathered is None:
+            return
+        with disable_current_modes(), torch.no_grad():
+            if self._failed:
+                with contextlib.suppress(Exception):
+                    gathered.take(phase, parameters, gradients)
+            else:
+                self._safely(lambda: gathered.take(phase, parameters, gradients))
+
+    def _save_values(self) -> None:
+        if self._gathered is not None:
+            self._gathered.save(environment.rank_and_world()[0], self.step_number)
 
     def _observe_state(self, optimizer: torch.optim.Optimizer, parameters: list[tuple[str, Tensor]]) -> None:
         if self._optimizer_state:
@@ -423,29 +508,35 @@ class Recorder(Observer):
 
     def _called(self, phase: str, name: str) -> str:
         calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
-        return name if calls == 1 else f"{name} (call {calls})"
+        return called(name, calls)
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         return os.getpid() == self._process and (self._optimizers is None or id(optimizer) in self._optimizers)
 
     def _advance(self) -> None:
         self._safely(self._flush)
+        self._safely(self._save_values)
         self._numbers.advance()
         self._wanted = (self.step_number - 1) % self._every == 0
         self._stepped.clear()
         self._calls.clear()
+        self._values.clear()
+        self._begun = self._flushed = False
 
     def _flush(self) -> None:
         """Send what was observed of the current step to the writer."""
         if os.getpid() != self._process:
             return
         from_graphs = [taken for journal in in_graphs.journals() if (taken := journal.take()) is not None]
-        if not self.recording() or not (self._entries or from_graphs):
+        if not self.recording() or not (self._entries or from_graphs or (self._flushed and self._values)):
             return
+        self._flushed = True
         entries, self._entries = self._entries, []
         ready = {device: rows.take() for device, rows in self._lanes.items()}
-        step = self.step_number
+        step, state = self.step_number, dict(self._values)
+        self._values.clear()
         self._write_new_keys()
+        self._open().put(lambda file: self._steps.write_state(file, step, state))
         self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
 
     def _open(self) -> Writer:

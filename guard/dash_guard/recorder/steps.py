@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from dash_inductor.observers import phases
 
 from ..fingerprints.fingerprint import digest
 from ..fingerprints.lane_buffer import Ready
+from ..observation.labels import called
+from ..observation.state import Value, arrived
 from ..recordings.file import Name
 from ..recordings.limits import NAMES_AT_ONCE
 from ..recordings.writer import File
@@ -18,6 +21,9 @@ from .step_digests import StepDigests
 
 Observed = tuple[Name, torch.device, int]
 """The name of a hashed tensor, its device, and the row of its lanes there."""
+
+_NONE = object()
+"""No value of state."""
 
 _AFTER_GRAPHS = (phases.LOCAL_GRADIENT, phases.GRADIENT)
 
@@ -47,6 +53,15 @@ class StepWriter:
     _numbers: dict[Name, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  # of the present step
     _step: int = 0
+    _state: dict[str, Any] = field(default_factory=dict)  # as the file has it
+
+    def write_state(self, file: File, step: int, state: Mapping[str, Value]) -> None:
+        """Write those values of the state of a step that have changed; waits for values on devices."""
+        values = {name: arrived(value) for name, value in state.items()}
+        changed = {name: value for name, value in values.items() if self._state.get(name, _NONE) != value}
+        if changed:
+            self._state.update(changed)
+            file.json({"type": "state", "step": step, "values": changed})
 
     def write(
         self,
@@ -98,8 +113,7 @@ class StepWriter:
             number, low, high = numbers[start : start + 3]
             tensor, description = journal.names[number]
             calls = self._calls[tensor] = self._calls.get(tensor, 0) + 1
-            label = tensor if calls == 1 else f"{tensor} (call {calls})"
-            name = Name(phases.ATTENTION_GRADIENT, label, description)
+            name = Name(phases.ATTENTION_GRADIENT, called(tensor, calls), description)
             entries.append((name, digest(low, high, description)))
         return entries
 

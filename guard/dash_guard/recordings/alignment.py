@@ -1,14 +1,23 @@
-"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently."""
+"""Matches the steps of two recordings, one of which may be resumed or may count its steps differently, and their calls.
+
+A call of a module has the number of calls of this module in this mode before it. So a run that makes one call more
+gives other numbers to those after it; `paired` finds out which calls are the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from dash_inductor.observers import phases
 
+from ..observation.labels import EVALUATION, uncounted
 from .file import Entry, Name
 from .segments import Segments
+
+_MOST = 1 << 20
+"""The largest product of the numbers of calls in both runs that are matched by fingerprints; others are in order."""
 
 Values = dict[str, bytes]
 """Fingerprints of parameters, by name."""
@@ -84,6 +93,43 @@ def aligned(rank: int, a: Segments, b: Segments, shifted: int) -> Iterator[Step]
                 heads[which] = next(streams[which], None)
 
 
+def paired(a: list[Entry], b: list[Entry]) -> Iterator[tuple[Entry | None, Entry | None]]:
+    """Yields the entries of a step of run a, each with the same entry of run b, then those that only b has.
+
+    Entries of one phase, module and mode are matched in order; if one run has more of them, by their fingerprints.
+    """
+    calls_a, calls_b = _calls(a), _calls(b)
+    found: dict[int, Entry | None] = {}
+    left: list[Entry] = []
+    for key in dict.fromkeys((*calls_a, *calls_b)):
+        mine, theirs = calls_a.get(key, []), calls_b.get(key, [])
+        pairs = list(zip(mine, theirs, strict=False)) if len(mine) == len(theirs) else _matched(mine, theirs)
+        found.update((id(one), other) for one, other in pairs)
+        taken = {id(other) for _, other in pairs}
+        left += [other for other in theirs if id(other) not in taken]
+    yield from ((entry, found.get(id(entry))) for entry in a)
+    yield from ((None, entry) for entry in left)
+
+
+def _calls(entries: list[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.name.phase, uncounted(entry.name.tensor)), []).append(entry)
+    return found
+
+
+def _matched(a: list[Entry], b: list[Entry]) -> list[tuple[Entry, Entry]]:
+    """Pairs of calls of one module, of which the runs have made different numbers; those that differ stay in order."""
+    if len(a) * len(b) > _MOST:
+        return list(zip(a, b, strict=False))
+    of_a, of_b = ([(entry.name.description, entry.fingerprint) for entry in each] for each in (a, b))
+    pairs: list[tuple[Entry, Entry]] = []
+    for kind, a1, a2, b1, b2 in SequenceMatcher(None, of_a, of_b, autojunk=False).get_opcodes():
+        if kind in ("equal", "replace"):
+            pairs += zip(a[a1:a2], b[b1:b2], strict=False)
+    return pairs
+
+
 def _with_initial(mine: list[Entry], theirs: list[Entry], before: Values) -> tuple[list[Entry], list[Entry]]:
     """The first step of a run and the same step of the other run, to which `before` is added as initial parameters."""
     initial = [entry for entry in mine if entry.name.phase == phases.INITIAL]
@@ -95,6 +141,20 @@ def _with_initial(mine: list[Entry], theirs: list[Entry], before: Values) -> tup
     names = {entry.name.tensor for entry in known}
     kept = [entry for entry in mine if entry.name.phase != phases.INITIAL or entry.name.tensor in names]
     return kept, known + theirs
+
+
+def inputs_of(entries: list[Entry]) -> list[tuple[str, bytes]]:
+    """What the training is given in a step: dtype, shape and fingerprint of each tensor."""
+    return [
+        (entry.name.description, entry.fingerprint)
+        for entry in entries
+        if entry.name.phase == phases.INPUT and EVALUATION not in entry.name.tensor
+    ]
+
+
+def step_given(run: Segments, inputs: list[tuple[str, bytes]]) -> int | None:
+    """The first step in which a run is given these inputs; None if there is no such step."""
+    return next((number for number, entries in Segments(run.paths).steps() if inputs_of(entries) == inputs), None)
 
 
 def _values(entries: list[Entry], phase: str) -> Values:

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,11 +15,12 @@ from dash_inductor.observers import phases
 
 from ..errors import RecordingError
 from ..observation.labels import EVALUATION
-from .alignment import Step, aligned, shift
+from .alignment import Step, aligned, inputs_of, paired, shift, step_given
 from .file import Entry
 from .limits import FINDINGS
 from .run import Run
 from .segments import Segments
+from .state import StateDifference, States, sentence
 
 Verdict = Literal["equal", "diverged", "not comparable"]
 EXIT_CODES: dict[Verdict, int] = {"equal": 0, "diverged": 1, "not comparable": 2}
@@ -59,10 +59,13 @@ class Comparison:
         a, b: the folders.
         verdict: "diverged" if a tensor differs that both runs have, or if one run has more steps than the other; "not
             comparable" if everything that both have is equal, but something is missing, such as the file of a rank or
-            the end of a file; otherwise "equal", also if only one run has evaluated in some step.
+            the end of a file; otherwise "equal", also if only one run has evaluated in some step, or called a module
+            without a backward.
         reasons: why the runs are not comparable, or what else their recordings lack, in words.
         first: the first difference; None if there is none.
         conclusion: where the first difference arose, in words.
+        state: what differs of the state with which the last compared step begins: what can explain the first
+            difference, or what differs in runs whose tensors are equal; at most 20 values.
         others: further tensors that differ in the same step, in order, at most 20; others_count: the number of all such
             tensors.
         steps: the number of compared steps, including the one that differs; last_step: the last of them, 0 for none.
@@ -78,6 +81,7 @@ class Comparison:
     reasons: list[str] = field(default_factory=list)
     first: Difference | None = None
     conclusion: str = ""
+    state: list[StateDifference] = field(default_factory=list)
     others: list[Difference] = field(default_factory=list)
     others_count: int = 0
     steps: int = 0
@@ -95,19 +99,23 @@ class Comparison:
         """The comparison as lists, strings and numbers, for JSON."""
         content = vars(self) | {"exit_code": self.exit_code}
         content["first"] = None if self.first is None else vars(self.first)
+        content["state"] = [vars(difference) for difference in self.state]
         content["others"] = [vars(difference) for difference in self.others]
         content["facts"] = [{"name": name, "a": a, "b": b} for name, a, b in self.facts]
         content["findings"] = [{"run": run, **finding} for run, finding in self.findings]
         return content
 
 
-def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], resumed: bool = False) -> Comparison:
     """Find the first tensor in which two recordings differ.
 
     Within a step, tensors from before the exchange of gradients between ranks come before those from after it.
 
     Args:
         a, b: folders that `dash_guard.record` has filled.
+        resumed: whether b continues from a checkpoint of a. Then only its first step is compared, and the state with
+            which it begins must be equal, too: generators that a draws from, settings and counters of optimizers, the
+            scale of the loss, the position in the data.
 
     Returns:
         The result, whose `verdict` is "equal", "diverged" or "not comparable".
@@ -120,16 +128,17 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     first, second = _arguments.path("a", a), _arguments.path("b", b)
     result = Comparison(str(first), str(second))
     try:
-        _compare(result, Run(first), Run(second))
+        _compare(result, resumed, Run(first), Run(second))
     except MemoryError as error:
         raise RecordingError(result.a, f"it and {result.b} do not fit into memory", "more memory") from error
     return result
 
 
-def _compare(result: Comparison, *runs: Run) -> None:
+def _compare(result: Comparison, resumed: bool, *runs: Run) -> None:
     sizes = [run.world_size for run in runs]
     if None not in sizes and len(set(sizes)) > 1:
         result.reasons.append(f"a is a run of {_ranks(sizes[0])}, b of {_ranks(sizes[1])}")
+        result.conclusion = "compare --layouts compares such runs, if record --values has written their values."
         result.verdict = "not comparable"
         return
     for label, run in zip("ab", runs, strict=True):
@@ -139,7 +148,7 @@ def _compare(result: Comparison, *runs: Run) -> None:
     a, b = (run.recordings for run in runs)
     pairs = {rank: (a[rank], b[rank]) for rank in a if rank in b}
     result.ranks = len(pairs)
-    _Walk(result, pairs, complete=not result.reasons).run()
+    _Walk(result, pairs, complete=not result.reasons, resumed=resumed).run()
 
 
 @dataclass
@@ -147,9 +156,11 @@ class _Walk:
     result: Comparison
     pairs: dict[int, tuple[Segments, Segments]]
     complete: bool  # every rank has a file in both runs
-    unmatched: dict[str, str] = field(default_factory=dict)
+    resumed: bool  # only the first step that both runs have is compared
+    unmatched: dict[str, tuple[str, bool]] = field(default_factory=dict)  # the run, and whether the training lacks it
     later: dict[str, int] = field(default_factory=dict)  # the first step before a run has begun
     missing: dict[tuple[int, str], int] = field(default_factory=dict)  # the first step that a run of a rank lacks
+    states: dict[int, States] = field(default_factory=dict)
 
     def run(self) -> None:
         shifted = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
@@ -158,6 +169,7 @@ class _Walk:
             self.result.reasons.append(
                 f"by the parameters that runs begin with, step 1 of {later} is step {1 + abs(shifted)} of {sooner}"
             )
+        self.states = {rank: States(rank) for rank in self.pairs}
         streams = [aligned(rank, *pair, shifted) for rank, pair in self.pairs.items()]
         merged = heapq.merge(*streams, key=lambda step: step.number)
         for number, of_ranks in itertools.groupby(merged, key=lambda step: step.number):
@@ -168,44 +180,87 @@ class _Walk:
                 self.result.last_step = number
             if differences:
                 self._diverged(steps, sorted(differences, key=lambda found: found[0]))
+            if differences or (self.resumed and self.result.steps):
                 break
         self._look_at_runs()
 
     def _differences(self, step: Step) -> Iterator[tuple[tuple[int, int, int], Difference]]:
         """The differences in a step of a rank, with sort keys for all ranks."""
+        self.states[step.rank].step(step.number, step.a, step.b)
         if step.before:
             self.later.setdefault("a" if step.a is None else "b", step.number)
             return
         if step.a is None or step.b is None:
-            self.missing.setdefault((step.rank, "a" if step.a is None else "b"), step.number)
+            present, label = (step.a, "a") if step.b is None else (step.b, "b")
+            tensors = [entry for entry in present or () if entry.name.phase != phases.STATE]
+            if all(entry.name.phase in _FORWARD for entry in tensors):  # after the last step of the training
+                self.unmatched.update({str(entry.name): (label, True) for entry in tensors})
+            else:
+                self.missing.setdefault((step.rank, "b" if label == "a" else "a"), step.number)
             return
         if step.a == step.b:
             return
-        of_b = dict(_distinguished(step.b))
         before = ""
-        for place, (key, entry) in enumerate(_distinguished(step.a)):
-            other = of_b.pop(key, None)
-            if other is None:
-                self.unmatched.setdefault(str(entry.name), "a")
-            elif entry == other:
+        alone: dict[str, list[Entry]] = {"a": [], "b": []}
+        a, b = ([entry for entry in each if entry.name.phase != phases.STATE] for each in (step.a, step.b))
+        for place, (entry, other) in enumerate(paired(a, b)):
+            if entry is None or other is None:
+                alone["a" if other is None else "b"] += filter(None, (entry, other))
+            elif (entry.name.description, entry.fingerprint) == (other.name.description, other.fingerprint):
                 before = str(entry.name)
             else:
                 phase, tensor = entry.name[:2]
                 found = Difference(step.number, step.rank, phase, tensor, str(entry), str(other), before)
                 yield (phases.STAGES[phase], place, step.rank), found
-        for entry in of_b.values():
-            self.unmatched.setdefault(str(entry.name), "b")
+        self._only("a", alone["a"], alone["b"], step.b)
+        self._only("b", alone["b"], alone["a"], step.a)
+
+    def _only(self, label: str, entries: list[Entry], others: list[Entry], step: list[Entry]) -> None:
+        """Note entries of a step that only one run has, and whether the training has nothing to do with them.
+
+        Nor has it with a further call of a module without a backward, whose gradients would be in one run only, too. It
+        is a further one if the step of the other run has calls, and `others`, which only that run has, are none.
+        """
+        known, strange = ({entry.name.phase for entry in each} for each in (step, others))
+        further = (known - strange).intersection(_FORWARD)
+        for entry in entries:
+            aside = EVALUATION in entry.name.tensor or entry.name.phase in further
+            self.unmatched.setdefault(str(entry.name), (label, aside))
 
     def _diverged(self, steps: list[Step], differences: list[tuple[Any, Difference]]) -> None:
         found = [difference for _, difference in differences]
         result, first = self.result, found[0]
         result.verdict, result.first = "diverged", first
         result.others, result.others_count = found[1 : 1 + _LISTED], len(found) - 1
-        result.conclusion = _conclusion(first, found, steps)
+        result.state = self._state(first)
+        result.conclusion = " ".join(
+            filter(
+                None,
+                (
+                    _NOT_RESUMED if self.resumed and "b" not in self.later else "",
+                    sentence(result.state),
+                    _conclusion(first, found, steps),
+                    self._read_before(first, steps),
+                ),
+            )
+        )
         if not self.complete:
             result.conclusion += (
                 " Ranks without a file in both runs were not compared; the difference may have arisen there."
             )
+
+    def _state(self, first: Difference | None) -> list[StateDifference]:
+        """What differs in the state of the rank that differs first, or else of all ranks."""
+        phase = None if first is None else first.phase
+        mine = [] if first is None else self.states[first.rank].differing(phase)
+        return (mine or [each for states in self.states.values() for each in states.differing(phase)])[:_LISTED]
+
+    def _read_before(self, first: Difference, steps: list[Step]) -> str:
+        """Whether run b is given what run a was given in another step, in words; "" if not."""
+        ((_, b),) = [(step.a, step.b) for step in steps if step.rank == first.rank]
+        inputs = inputs_of(b or []) if first.phase == phases.INPUT else []
+        number = step_given(self.pairs[first.rank][0], inputs) if inputs else None
+        return "" if number is None else f"In this step b is given what a is given in step {number}."
 
     def _look_at_runs(self) -> None:
         result = self.result
@@ -218,6 +273,8 @@ class _Walk:
                 reasons.update(
                     (f"{label} has no fingerprint of {name}: {why}", None) for name, why in run.unseen.items()
                 )
+                if self.resumed:
+                    continue  # was not read to its end
                 if result.first is None and run.torn is not None:
                     reasons[f"{label} was cut off: rank {rank} ends at byte {run.torn} of {run.path.name}"] = None
                 elif result.first is None and not run.ended:
@@ -227,12 +284,12 @@ class _Walk:
         result.facts = [(name, *values) for name, values in facts.items()]
         for label, runs in zip("ab", zip(*self.pairs.values(), strict=True), strict=False):
             self._take_findings(label, runs)
-        by_run = {label: [name for name, run in self.unmatched.items() if run == label] for label in "ab"}
+        by_run = {label: [name for name, (run, _) in self.unmatched.items() if run == label] for label in "ab"}
         for label, names in by_run.items():
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 result.reasons.append(f"only {label} has {names[0]}{more}")
-        self._conclude(by_run)
+        self._conclude()
 
     def _take_findings(self, label: str, runs: Sequence[Segments]) -> None:
         """Take the findings that a run has made itself: every rank has written them, so each finding is taken once."""
@@ -241,15 +298,18 @@ class _Walk:
         if len(found) > FINDINGS or any(run.findings_count > FINDINGS for run in runs):
             self.result.reasons.append(f"{label} has more findings than the {FINDINGS} that are listed")
 
-    def _conclude(self, unmatched: dict[str, list[str]]) -> None:
+    def _conclude(self) -> None:
         result = self.result
         if not self.pairs:
             result.reasons.append("no rank has a file in both recordings")
         if result.first is not None:
             return
-        cut_off = any(run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair)
+        result.state = self._state(None)
+        cut_off = not self.resumed and any(
+            run.torn is not None or not run.ended for pair in self.pairs.values() for run in pair
+        )
         rhythms = any(a.facts.get("every") != b.facts.get("every") for a, b in self.pairs.values())
-        for (rank, label), step in () if rhythms else self.missing.items():
+        for (rank, label), step in () if rhythms or self.resumed else self.missing.items():
             result.reasons.append(f"{label} has no step {step} of rank {rank}")
             if not cut_off:
                 result.verdict = "diverged"
@@ -257,13 +317,12 @@ class _Walk:
         if result.steps == 0:
             result.reasons.append("no step is in both recordings")
             result.verdict = "not comparable"
-        elif result.verdict == "equal" and (cut_off or _of_training(unmatched) or not self.complete):
+        of_training = [name for name, (_, aside) in self.unmatched.items() if not aside]
+        if result.verdict == "equal" and self.resumed and result.state:
+            result.verdict = "diverged"
+            result.conclusion = f"All tensors that both runs have in this step are equal. {sentence(result.state)}"
+        elif result.verdict == "equal" and (cut_off or of_training or not self.complete):
             result.verdict = "not comparable"
-
-
-def _of_training(unmatched: dict[str, list[str]]) -> list[str]:
-    """The names that only one run has, without what it computes in evaluations, which may be at other times."""
-    return [name for names in unmatched.values() for name in names if EVALUATION not in name]
 
 
 def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:
@@ -297,6 +356,8 @@ _SENTENCES = {
     "state, in this step or since the last one, and reaches parameters in the next.",
     phases.BUFFER: "Parameters are equal after the step, so that the difference arises where this buffer is written.",
 }
+_NOT_RESUMED = "Run b begins where run a begins: it has loaded no checkpoint, or not the parameters in it."
+_FORWARD = (phases.INPUT, phases.ACTIVATION)
 _SENTENCES_BEFORE_EXCHANGE = [phase for phase, stage in phases.STAGES.items() if stage <= 1]
 
 
@@ -310,15 +371,6 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, tuple[Any,
             yield name, ([each for each in a if each not in of_b], [each for each in b if each not in of_a])
     elif a != b:
         yield name, (a, b)
-
-
-def _distinguished(entries: list[Entry]) -> Iterator[tuple[tuple[str, str, int], Entry]]:
-    """Entries with their keys: phase, tensor, and how often the step has had these two before."""
-    times: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        key = entry.name[:2]
-        yield (*key, times[key]), entry
-        times[key] += 1
 
 
 def _ranks(count: int | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dash_inductor.untrusted import Refused, open_regular
 
 from ..errors import RecordingError
-from .file import HEAD, MAGIC
+from .file import HEAD, MAGIC, READ
 from .limits import FILE, FRAME
 
 _BLOCK = 1 << 16
@@ -53,8 +53,9 @@ class Frames:
 
     def _read(self) -> Iterator[bytes]:
         magic = self._take(len(MAGIC))
-        if not MAGIC.startswith(magic):
-            raise RecordingError(self.path, "this is no recording of this version of dash_inductor", repr(MAGIC))
+        if not any(each.startswith(magic) for each in READ):
+            found = "this is no recording that this version of dash_guard reads"
+            raise RecordingError(self.path, found, " or ".join(map(repr, READ)))
         if len(magic) < len(MAGIC):
             self.torn = 0
             return

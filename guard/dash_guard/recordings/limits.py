@@ -37,7 +37,7 @@ SEGMENTS = 1000
 """Files of a rank: one for each process that went on with its training."""
 
 FACTS = 10_000
-"""Facts of one kind, for example environment variables; also numerics keys."""
+"""Facts of one kind, for example environment variables; also numerics keys, and values of state."""
 
 FACT = 1 << 17
 """Characters of a fact: as many as Linux lets an environment variable have."""

@@ -9,7 +9,7 @@ from dash_inductor.untrusted import printable
 
 from .agreement import sentence
 from .compare import Comparison, Difference
-from .report import headline, others, shown
+from .report import headline, others, shown, state
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1b1f27; --soft: #667085; --line: #dfe3ea;
@@ -47,6 +47,8 @@ def html(result: Comparison) -> str:
         parts.append(_first(result, result.first))
     elif result.conclusion:
         parts.append(_section("What this means", f"<p>{_text(result.conclusion)}</p>"))
+    if result.state:
+        parts.append(_section("State with which the step begins", _list(map(state, result.state))))
     if result.others:
         rows = [(str(other.rank), other.phase, _mono(other.tensor)) for other in result.others]
         rows += [("", "...", "")] * (result.others_count > len(result.others))

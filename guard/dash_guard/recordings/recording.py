@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dash_inductor.observers import phases
 from dash_inductor.untrusted import Refused
 
 from . import schema
 from .file import ENTRY, STEP, Entry, Name
 from .frames import Frames
-from .limits import FINDINGS, IN_STEP, NAMES
+from .limits import FACTS, FINDINGS, IN_STEP, NAMES
 
 
 class Recording:
@@ -43,6 +44,7 @@ class Recording:
         self._names: list[Name] = []
         self._known: set[Name] = set()
         self._texts: dict[str, str] = {}  # names share their parts
+        self._state: dict[str, Entry] = {}
 
     @property
     def torn(self) -> int | None:
@@ -64,6 +66,8 @@ class Recording:
     def steps(self) -> Iterator[tuple[int, list[Entry]]]:
         """Yields the recorded steps in order, as (number, entries), with the entries in the order of observation.
 
+        The state comes first, with all values, also those that have not changed.
+
         Raises:
             RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
                 what a file may contain.
@@ -74,16 +78,22 @@ class Recording:
         for content in self._frames:
             if self.ended:
                 raise self._frames.error("a frame after the end of the recording", "none")
+            state: dict[str, Any] = {}
             if content[:1] == b"J":
-                self._take(self._object(content))
-                continue
-            next_, body = self._step(content)
+                found = self._object(content)
+                if found["type"] != "state":
+                    self._take(found)
+                    continue
+                next_, body, state = found["step"], memoryview(b""), found["values"]
+            else:
+                next_, body = self._step(content)
             if next_ < max(step, 1):
                 raise self._frames.error(f"step {next_} after step {step}", "steps from 1 on, in ascending order")
             if next_ != step:
                 if step:
                     yield step, self._whole(step, numbers, entries)
                 step, numbers, entries = next_, [], []
+            self._change(state)
             count = len(numbers) + len(body) // ENTRY.size
             if count > IN_STEP * len(self._names):
                 raise self._frames.error(
@@ -108,7 +118,13 @@ class Recording:
                 raise self._frames.error(
                     f"{self._names[number]} {times} times in step {step}", f"each name {IN_STEP} times at most"
                 )
-        return entries
+        return [*self._state.values(), *entries]
+
+    def _change(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self._state[name] = Entry(Name(phases.STATE, name, ""), b"", value)
+        if len(self._state) > FACTS:
+            raise self._frames.error(f"more than {FACTS} values of state", f"{FACTS} at most")
 
     def _step(self, content: bytes) -> tuple[int, memoryview]:
         """The number of a step, and its fingerprints in this frame."""

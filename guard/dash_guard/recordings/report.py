@@ -9,8 +9,11 @@ from dash_inductor.untrusted import printable
 
 from .agreement import sentence
 from .compare import Comparison
+from .layouts import LayoutComparison, StepMagnitude
+from .state import StateDifference
 
 WIDTH = 100
+_STEPS = 20
 
 
 def headline(result: Comparison) -> str:
@@ -19,6 +22,8 @@ def headline(result: Comparison) -> str:
     steps = "1 step" if result.steps == 1 else f"{result.steps} steps"
     if result.first is not None:
         return f"The runs diverge at {result.first}"
+    if result.verdict == "diverged" and result.state:
+        return f"The runs diverge at step {result.last_step}, in the state with which it begins"
     if result.verdict == "diverged":
         return f"The runs diverge after step {result.last_step}: one has more steps than the other"
     if result.verdict == "equal":
@@ -38,6 +43,9 @@ def text(result: Comparison) -> str:
             lines += ["", *_wrapped(f"The last tensor before it on this rank that is equal: {result.first.before}")]
     if result.conclusion:
         lines += ["", *_wrapped(result.conclusion)]
+    if result.state and result.verdict == "equal":
+        lines += ["", *_wrapped("The tensors are equal; the state with which steps begin is not:"), ""]
+        lines += [line for each in result.state for line in _wrapped(state(each), "  ")]
     if result.others:
         lines += ["", f"{others(result)} in this step, in order:", ""]
         lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
@@ -55,6 +63,64 @@ def text(result: Comparison) -> str:
     elif result.steps:
         lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
     return "\n".join(map(printable, lines))
+
+
+def text_of_layouts(result: LayoutComparison) -> str:
+    """A comparison of layouts as text for a terminal, as `text`."""
+    heads = {
+        "within rounding": "The runs agree within the rounding of their layouts",
+        "beyond rounding": "The runs differ by more than the rounding of their layouts",
+        "not comparable": "The runs are not comparable",
+    }
+    lines = [heads[result.verdict], "", f"  a  {result.a}", f"  b  {result.b}", "", *_wrapped(result.conclusion)]
+    if result.steps:
+        rows = [["step", "gradients", "factor", "parameters", "largest"]]
+        for step in _spread(result.steps):
+            sizes = (f"{step.parameters:.1e}", f"{step.largest:.1e}")
+            rows.append([str(step.step), f"{step.gradients:.1e}", _factor(step.factor), *sizes])
+        lines += [
+            "",
+            "Relative differences by step, and the largest of an element of a parameter:",
+            "",
+            *_columns(rows),
+        ]
+    if result.tensors:
+        rows = [["", "relative", "largest", "ulps", "factor", "gradient"]]
+        for each in result.tensors:
+            sizes = (f"{each.relative:.1e}", f"{each.largest:.1e}")
+            rows.append([">" * each.beyond, *sizes, str(each.ulps), _factor(each.factor), each.tensor])
+        lines += ["", f"Gradients that differ most in step {result.deciding}, > beyond rounding:", "", *_columns(rows)]
+    if result.rounding is not None:
+        bound = f"{result.rounding.relative:.1e} of a gradient, {result.rounding.factor:.1e} as a common factor"
+        lines += ["", *_wrapped(f"Rounding of {result.rounding.dtype} explains {bound}.")]
+    if result.state:
+        lines += ["", "State that differs in this step:", ""]
+        lines += [line for each in result.state for line in _wrapped(each.what, "  ")]
+    if result.reasons:
+        lines += ["", "Not compared:", ""]
+        lines += [line for reason in result.reasons for line in _wrapped(reason, "  ")]
+    return "\n".join(map(printable, lines))
+
+
+def _spread(steps: list[StepMagnitude]) -> list[StepMagnitude]:
+    """At most 20 steps, from the first to the last."""
+    count = min(_STEPS, len(steps))
+    return [steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)]
+
+
+def _factor(factor: float | None) -> str:
+    return "-" if factor is None else f"{factor:.6g}"
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def state(difference: StateDifference) -> str:
+    """A difference of state in words, with its rank and the step since which it differs."""
+    return f"rank {difference.rank}, since step {difference.step}: {difference.what}"
 
 
 def others(result: Comparison) -> str:

@@ -5,6 +5,7 @@ The types of frames and their fields:
 environment  rank, world_size, every; versions, gpu, cpu, settings, environment   the first frame, and only that
 facts        numerics_keys
 names        names: phase, tensor and description of each
+state        step, values: by name                          those that have changed since the state before
 unseen       name, reason
 finding      step, phase, tensor, groups, minority, differing                     see `agreement.find`
 end                                                                               the last frame
@@ -130,6 +131,7 @@ _KINDS: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     ),
     "facts": ({"numerics_keys": _list(_text(FACT), 0, FACTS)}, {}),
     "names": ({"names": _list(_name, 1, NAMES)}, {}),
+    "state": ({"step": _STEP, "values": _scalars}, {}),
     "unseen": ({"name": _text(2 * TEXT), "reason": _LABEL}, {}),
     "finding": (
         {

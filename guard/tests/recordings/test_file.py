@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from dash_guard.errors import RecordingError
-from dash_guard.recordings.file import MAGIC, Appender, Entry, Name, path_of
+from dash_guard.recordings.compare import compare
+from dash_guard.recordings.file import MAGIC, READ, Appender, Entry, Name, path_of
 from dash_guard.recordings.recording import Recording
 from dash_guard.recordings.run import Run
 from dash_guard.recordings.writer import File, Writer
 from dash_inductor.errors import ArgumentError
+from dash_inductor.observers import phases
 
-from ..support.recordings import environment
+from ..support.recordings import environment, sound
 
 NAMES = [Name("gradient", "a.weight", "float32 [2]"), Name("parameter", "ä", "bfloat16 []")]
 
@@ -86,10 +88,34 @@ def test_a_damaged_byte_ends_the_recording_there(tmp_path: Path) -> None:
 
 def test_other_files_are_no_recordings(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"something else")
-    with pytest.raises(RecordingError, match="no recording of this version"):
+    with pytest.raises(RecordingError, match="no recording that this version"):
         read(tmp_path / "f")
     with pytest.raises(ArgumentError, match=r"rank00000\.dash"):
         Run(tmp_path)
+
+
+def test_state_is_carried_from_step_to_step(tmp_path: Path) -> None:
+    """Only what has changed is written; a step that is skipped changes nothing."""
+    file = Appender(path_of(tmp_path, 0))
+    file.json(environment())
+    file.json({"type": "names", "names": [NAMES[0]]})
+    for step, values in ((1, {"lr": 0.5, "x": None}), (2, {}), (4, {"lr": 1, "loss scale": 2.0})):
+        if values:
+            file.json({"type": "state", "step": step, "values": values})
+        file.step(step, [(0, bytes(16))])
+    file.close()
+    _, steps = read(path_of(tmp_path, 0))
+    states = [{e.name.tensor: e.value for e in entries if e.name.phase == phases.STATE} for _, entries in steps]
+    assert states == [{"lr": 0.5, "x": None}, {"lr": 0.5, "x": None}, {"lr": 1, "x": None, "loss scale": 2.0}]
+    assert [len(entries) for _, entries in steps] == [3, 3, 4]
+
+
+def test_recordings_of_the_version_before_are_read(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    for folder, magic in ((old, READ[1]), (tmp_path / "new", MAGIC)):
+        folder.mkdir()
+        path_of(folder, 0).write_bytes(sound().replace(MAGIC, magic))
+    assert compare(old, tmp_path / "new").verdict == "equal"
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

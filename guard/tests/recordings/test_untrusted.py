@@ -112,8 +112,8 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
     "name with escapes": (lambda path: path.with_name("rank\x1b[2J.dash").touch(), r"rank\\x1b\[2J\.dash: no name of"),
     "two files of a rank": (twice, "no name of the file"),
     # the beginning
-    "other magic": (content(b"PK\3\4" + bytes(100)), "no recording of this version"),
-    "other version": (content(sound().replace(b"recording 1", b"recording 2")), "no recording of this version"),
+    "other magic": (content(b"PK\3\4" + bytes(100)), "no recording that this version"),
+    "other version": (content(sound().replace(b"recording 2", b"recording 3")), "no recording that this version"),
     "no environment": (content(MAGIC + named(NAME) + step(1, 0) + END), "no environment"),
     "a step first": (content(MAGIC + step(1)), "no environment"),
     "two environments": (started(objects(environment())), "a second environment"),
@@ -146,6 +146,25 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
     "repeated key": (started(objects('{"type": "facts", "type": "end"}')), "the key 'type' is there twice"),
     "as much JSON as is parsed": (started(objects(b"[" + b"1.5," * (limits.VALUES - 1) + b"1]")), "no object"),
     "wide JSON": (started(objects(b"[" + b"[]," * (limits.VALUES + 1))), "values"),
+    # state
+    "state without a step": (started(objects({"type": "state", "values": {}})), "without step"),
+    "state of no step": (started(objects({"type": "state", "step": 0, "values": {}})), "step=0"),
+    "nested state": (started(objects({"type": "state", "step": 1, "values": {"x": [1]}})), r"'x'=\[1\]"),
+    "state of an earlier step": (
+        started(objects({"type": "state", "step": 2, "values": {}}, {"type": "state", "step": 1, "values": {}})),
+        "step 1 after step 2",
+    ),
+    "more and more state": (
+        started(
+            objects(
+                *(
+                    {"type": "state", "step": 1, "values": dict.fromkeys(map(str, range(start, start + 6000)))}
+                    for start in (0, 6000)
+                )
+            )
+        ),
+        "more than 10000 values of state",
+    ),
     # frames
     "sparse frame": (sparse(START + HEAD.pack(1 << 31, 0), 3 << 30), "a frame of 2147483648 bytes"),
     "too long a frame": (started(frame(b"J" + bytes(limits.FRAME))), "a frame of 16777217 bytes"),
@@ -590,6 +609,7 @@ def base() -> bytes:
         objects(environment(0, 2, gpu={"name": "H100", "memory": 85 << 30}, settings={"x": True, "y": None})),
         objects({"type": "facts", "numerics_keys": ["k1"]}),
         named(*names[:2]),
+        objects({"type": "state", "step": 1, "values": {"generator of device 0": "philox 1 4", "loss scale": 2.5}}),
         step(1, 0),
         step(1, 1),
         objects({"type": "unseen", "name": "gradient v", "reason": "it is sparse"}, FINDING),
