@@ -548,7 +548,7 @@ ASIDE = [
 ]
 
 
-@pytest.mark.parametrize(("evaluate", "at"), ASIDE, ids=str)
+@pytest.mark.parametrize(("evaluate", "at"), ASIDE, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_calls_aside_of_the_training_are_no_divergence(
     evaluate: Callable[..., None], at: dict[int, int], tmp_path: Path
 ) -> None:

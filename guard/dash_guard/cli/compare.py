@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", type=Path, help="another one")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
     parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="also write the result as a test case for CI (JUnit)"
+    )
+    parser.add_argument(
         "--layouts",
         action="store_true",
         help="the runs have other micro-batches, ranks or compilers: compare the values that `record --values` writes",
@@ -34,28 +37,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..recordings.compare import compare
 
+    outputs.check("junit", arguments.junit)
+    subject = f"{arguments.a} and {arguments.b}"
     if arguments.layouts:
         from ..recordings.layouts import compare_layouts
 
         if arguments.html is not None:
             raise ArgumentError("html", str(arguments.html), "no page with --layouts, which prints text or --json")
-        return show(compare_layouts(arguments.a, arguments.b), arguments)
+        return show(compare_layouts(arguments.a, arguments.b), arguments, subject)
     outputs.check("html", arguments.html)
-    return show(compare(arguments.a, arguments.b), arguments)
+    return show(compare(arguments.a, arguments.b), arguments, subject)
 
 
-def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace) -> int:
-    """Print a comparison, write its HTML page if one was asked for, and return its exit status.
+def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, subject: str) -> int:
+    """Print a comparison, write the files about it that were asked for, and return its exit status.
+
+    Args:
+        result: the comparison.
+        arguments: those of the command line, `html` and `junit` among them.
+        subject: what was compared, the name of the test case in `junit`.
 
     Raises:
         DashError: the page or the output cannot be written.
         BrokenPipeError: nobody reads the output.
     """
-    from ..recordings import page, report
+    from ..recordings import junit, page, report
     from ..recordings.compare import Comparison
 
     if isinstance(result, Comparison) and arguments.html is not None:
         outputs.write(arguments.html, page.html(result))
+    if arguments.junit is not None:
+        outputs.write(arguments.junit, junit.xml(result, arguments.command, subject))
     text = report.text(result) if isinstance(result, Comparison) else report.text_of_layouts(result)
     try:
         print(_shown(_json(result) if arguments.json else text), flush=True)

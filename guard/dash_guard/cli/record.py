@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values", action="store_true", help="also write values of gradients and parameters, for compare --layouts"
     )
-    parser.set_defaults(html=None)
+    parser.set_defaults(html=None, junit=None)
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="a program and its arguments")
     parser.epilog = (
         "exit status: that of the program; 2 if it cannot be run, or has recorded nothing; with --resume-check, if the "
@@ -65,4 +65,4 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from ..recordings.compare import compare as compared
 
-    return compare.show(compared(before, folder, resumed=True), arguments)
+    return compare.show(compared(before, folder, resumed=True), arguments, f"{before} and {folder}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from . import compare
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="keep both recordings here; by default only if they differ")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page about the result")
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="also write the result as a test case for CI (JUnit)"
+    )
     parser.add_argument("-m", action="store_true", dest="module", help="run a module, as python -m does")
     parser.add_argument("script", help="the script, or the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -32,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError("script", arguments.script, "a file that exists, or with -m the name of a module")
     outputs.check("html", arguments.html)
+    outputs.check("junit", arguments.junit)
     outputs.check_folder("folder", arguments.folder)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
@@ -44,4 +49,4 @@ def run(arguments: argparse.Namespace) -> int:
             shutil.rmtree(folder)
     if not kept:
         result = replace(result, a="run 1 of 2, not kept", b="run 2 of 2, not kept")
-    return compare.show(result, arguments)
+    return compare.show(result, arguments, shlex.join(words))

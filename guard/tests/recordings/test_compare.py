@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -211,6 +212,31 @@ def test_the_command_prints_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
         assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.html(result)
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "nothing")]) == 2
     assert "a folder with a recording" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "kinds"), [(0, ()), (1, ("failure",)), (2, ("error",))])
+def test_junit(code: int, kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result, file = results(tmp_path)[code], tmp_path / "bits.xml"
+    assert main(["compare", result.a, result.b, "--junit", str(file)]) == code
+    assert capsys.readouterr().out == report.text(result) + "\n"
+    suite = ElementTree.parse(file).getroot()
+    counts = [suite.get(name) for name in ("tests", "failures", "errors")]
+    assert counts == [
+        "1",
+        str(int(code == 1)),
+        str(int(code == 2)),
+    ]
+    (case,) = suite
+    assert (case.get("classname"), case.get("name")) == ("dash_guard.compare", f"{result.a} and {result.b}")
+    assert tuple(each.tag for each in case) == (kinds or ("system-out",))
+    assert case[0].text == report.text(result)
+    assert not kinds or case[0].get("message") == report.headline(result)
+
+
+def test_a_junit_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = results(tmp_path)[0]
+    assert main(["compare", result.a, result.b, "--junit", str(tmp_path)]) == 2
+    assert f"--junit {tmp_path} is not allowed" in capsys.readouterr().err
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:

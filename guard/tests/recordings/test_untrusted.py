@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from dash_guard.cli import main
 from dash_guard.errors import RecordingError
 from dash_guard.recorder.steps import StepWriter
-from dash_guard.recordings import frames, limits, page, report, schema
+from dash_guard.recordings import frames, junit, limits, page, report, schema
 from dash_guard.recordings.compare import Comparison, compare
 from dash_guard.recordings.file import ENTRY, HEAD, MAGIC, Appender, Name, path_of
 from dash_guard.recordings.recording import Recording
@@ -519,6 +520,9 @@ def test_control_characters_are_escaped_wherever_they_are_shown(
         assert r"w\x1b[2J\x07\x7f\x9b31m\u202eabc\u2066\u2028\ud800\r\n" in shown
         shown.encode("utf-8")
     assert "<b>" not in page.html(result)
+    xml = junit.xml(result, "compare", EVIL)
+    assert not CONTROL.search(xml.replace("\n", ""))
+    assert ElementTree.fromstring(xml)[0][0].text == report.text(result)
     assert main(["compare", "--html", str(tmp_path / "page.html"), result.a, result.b]) == 1
     assert not CONTROL.search(capsys.readouterr().out)
     assert main(["compare", "--json", result.a, result.b]) == 1
