@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -196,8 +198,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert main(["compare", "--json", "--layouts", str(a), str(other)]) == code
         content = json.loads(capsys.readouterr().out)
         assert (content["exit_code"], content["verdict"]) == (code, compare_layouts(a, other).verdict)
-    assert main(["compare", "--layouts", "--html", "x.html", str(a), str(b)]) == 2
-    assert "--html x.html is not allowed" in capsys.readouterr().err
+        page, junit = tmp_path / "page.html", tmp_path / "bits.xml"
+        assert main(["compare", "--layouts", "--html", str(page), "--junit", str(junit), str(a), str(other)]) == code
+        text, html, case = capsys.readouterr().out.rstrip("\n"), page.read_text(), ElementTree.parse(junit).getroot()[0]
+        assert text.splitlines()[0] in html
+        assert html.count("<polyline") == 2
+        assert html.count("<tr>") == 3 + (1 + len(content["steps"])) + (1 + len(content["tensors"]))
+        assert (case[0].tag, case[0].text) == ("failure" if code else "system-out", text)
+
+
+def test_the_page_of_runs_that_differ_shows_how_much(tmp_path: Path) -> None:
+    """Where both have values; the page stands alone."""
+    a, b, without, page = run(tmp_path / "a"), run(tmp_path / "b", 4), tmp_path / "without", tmp_path / "page.html"
+    shutil.copytree(b, without, ignore=shutil.ignore_patterns("values"))
+    for other, shown in ((b, True), (without, False), (a, False)):
+        assert main(["compare", "--html", str(page), str(a), str(other)]) == (other != a)
+        html = page.read_text()
+        assert ("Relative differences by step" in html) is ("<polyline" in html) is shown
+        assert not any(word in html for word in ("http:", "https:", "src=", "href=", "<script", "@import", "url("))
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dash_inductor.cli import outputs
 from dash_inductor.cli.command import drop_output
-from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.errors import DashError
 
 if TYPE_CHECKING:
     from ..recordings.compare import Comparison
@@ -37,15 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..recordings.compare import compare
 
+    outputs.check("html", arguments.html)
     outputs.check("junit", arguments.junit)
     subject = f"{arguments.a} and {arguments.b}"
     if arguments.layouts:
         from ..recordings.layouts import compare_layouts
 
-        if arguments.html is not None:
-            raise ArgumentError("html", str(arguments.html), "no page with --layouts, which prints text or --json")
         return show(compare_layouts(arguments.a, arguments.b), arguments, subject)
-    outputs.check("html", arguments.html)
     return show(compare(arguments.a, arguments.b), arguments, subject)
 
 
@@ -61,11 +59,12 @@ def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, s
         DashError: the page or the output cannot be written.
         BrokenPipeError: nobody reads the output.
     """
-    from ..recordings import junit, page, report
+    from ..recordings import junit, layout_page, page, report
     from ..recordings.compare import Comparison
 
-    if isinstance(result, Comparison) and arguments.html is not None:
-        outputs.write(arguments.html, page.html(result))
+    if arguments.html is not None:
+        shown = page.html(result, _magnitudes(result)) if isinstance(result, Comparison) else layout_page.html(result)
+        outputs.write(arguments.html, shown)
     if arguments.junit is not None:
         outputs.write(arguments.junit, junit.xml(result, arguments.command, subject))
     text = report.text(result) if isinstance(result, Comparison) else report.text_of_layouts(result)
@@ -77,6 +76,17 @@ def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, s
         drop_output()
         raise DashError(f"the result cannot be printed: {error}") from error
     return result.exit_code
+
+
+def _magnitudes(result: Comparison) -> list[str]:
+    """The sections of the page about the sizes of differences, if both runs differ and have values."""
+    from ..recordings import layout_page
+    from ..recordings.layouts import compare_layouts, has_values
+
+    folders = Path(result.a), Path(result.b)
+    if result.first is None or not all(map(has_values, folders)):
+        return []
+    return layout_page.magnitudes(compare_layouts(*folders))
 
 
 def _json(result: Comparison | LayoutComparison) -> str:

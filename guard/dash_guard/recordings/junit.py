@@ -25,7 +25,7 @@ def xml(result: Comparison | LayoutComparison, command: str, subject: str) -> st
     whole = text(result) if isinstance(result, Comparison) else text_of_layouts(result)
     outcome = _OUTCOMES.get(result.exit_code)
     counts = {kind + "s": str(int(kind == outcome)) for kind in _OUTCOMES.values()}
-    suite = ElementTree.Element("testsuite", name="dash-guard", tests="1", **counts)
+    suite = ElementTree.Element("testsuite", {"name": "dash-guard", "tests": "1", **counts})
     case = ElementTree.SubElement(suite, "testcase", classname=f"dash_guard.{command}", name=printable(subject))
     if outcome is None:
         ElementTree.SubElement(case, "system-out").text = whole

@@ -157,6 +157,11 @@ def path_of(folder: Path, rank: int, step: int) -> Path:
     return folder / "values" / f"step{step:010}.rank{rank:05}.pt"
 
 
+def has_values(folder: Path) -> bool:
+    """Whether a recording has values of gradients and parameters."""
+    return any((folder / "values").glob("step*.rank*.pt"))
+
+
 def compare_layouts(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> LayoutComparison:
     """Compare the gradients and parameters of two runs that have different layouts, by their values.
 
@@ -198,7 +203,6 @@ class _Layouts:
             names = self._names(a, b, phases.GRADIENT)
             rounding = result.rounding = result.rounding or Rounding.of(self.dtype, len(names))
             start = self._start(a, b) if first else ""
-            tensors = _gradients(names, a[phases.GRADIENT], b[phases.GRADIENT], rounding)
             of_gradients = _together(names, a[phases.GRADIENT], b[phases.GRADIENT])
             parameters = self._names(a, b, phases.PARAMETER)
             of_parameters = _together(parameters, a[phases.PARAMETER], b[phases.PARAMETER])
@@ -207,6 +211,9 @@ class _Layouts:
                     number, of_gradients.relative, of_gradients.factor, of_parameters.relative, of_parameters.largest
                 )
             )
+            if result.verdict == "beyond rounding":  # decided before: what follows is measured alone
+                continue
+            tensors = _gradients(names, a[phases.GRADIENT], b[phases.GRADIENT], rounding)
             if first:
                 self._decide(number, tensors)
             why = start or _why(of_gradients, tensors, rounding, before, first) or self._updates(a, b, last, parameters)
@@ -215,7 +222,6 @@ class _Layouts:
                 self._decide(number, tensors)
                 differing = f" {sentence(result.state)}" if result.state else ""
                 result.verdict, result.conclusion = "beyond rounding", f"In step {number}, {why}{differing}"
-                break
         if result.verdict != "beyond rounding" and result.reasons:
             result.verdict, result.conclusion = "not comparable", "What both runs have agrees within rounding."
         elif result.verdict == "within rounding":

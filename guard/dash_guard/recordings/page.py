@@ -40,37 +40,55 @@ code, .mono { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, mono
 _COLOURS = {"equal": "--good", "diverged": "--bad", "not comparable": "--unsure"}
 
 
-def html(result: Comparison) -> str:
-    """The HTML page about a comparison."""
+def html(result: Comparison, magnitudes: Sequence[str] = ()) -> str:
+    """The HTML page about a comparison.
+
+    Args:
+        result: the comparison.
+        magnitudes: sections about the sizes of differences (`layout_page.magnitudes`), HTML.
+    """
     parts = [_runs(result)]
     if result.first is not None:
         parts.append(_first(result, result.first))
     elif result.conclusion:
-        parts.append(_section("What this means", f"<p>{_text(result.conclusion)}</p>"))
+        parts.append(section("What this means", f"<p>{plain(result.conclusion)}</p>"))
+    parts += magnitudes
     if result.state:
-        parts.append(_section("State with which the step begins", _list(map(state, result.state))))
+        parts.append(section("State with which the step begins", items(map(state, result.state))))
     if result.others:
-        rows = [(str(other.rank), other.phase, _mono(other.tensor)) for other in result.others]
+        rows = [(str(other.rank), other.phase, mono(other.tensor)) for other in result.others]
         rows += [("", "...", "")] * (result.others_count > len(result.others))
-        parts.append(_section(f"{others(result)} in this step", _table(("rank", "what", "tensor"), rows)))
+        parts.append(section(f"{others(result)} in this step", table(("rank", "what", "tensor"), rows)))
     if result.findings:
         found = (f"{run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings)
-        parts.append(_section("What the runs themselves have found", _list(found)))
+        parts.append(section("What the runs themselves have found", items(found)))
     if result.reasons:
-        parts.append(_section("Notes about the recordings", _list(result.reasons)))
+        parts.append(section("Notes about the recordings", items(result.reasons)))
     if result.facts:
-        facts = [(_mono(name), _mono(shown(a)), _mono(shown(b))) for name, a, b in result.facts]
-        parts.append(_section("Facts that differ", _table(("fact", "a", "b"), facts)))
+        facts = [(mono(name), mono(shown(a)), mono(shown(b))) for name, a, b in result.facts]
+        parts.append(section("Facts that differ", table(("fact", "a", "b"), facts)))
     elif result.steps:
         same = "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."
-        parts.append(_section("Facts that differ", f"<p>{same}</p>"))
-    verdict = f'<div class="verdict">{_text(result.verdict)}</div><h1>{_text(headline(result))}</h1>'
+        parts.append(section("Facts that differ", f"<p>{same}</p>"))
+    return document(result.verdict, _COLOURS[result.verdict], headline(result), parts)
+
+
+def document(verdict: str, colour: str, title: str, parts: Iterable[str]) -> str:
+    """A page about a comparison.
+
+    Args:
+        verdict: one word or two.
+        colour: the variable of its colour.
+        title: a sentence.
+        parts: HTML.
+    """
+    head = f'<div class="verdict">{plain(verdict)}</div><h1>{plain(title)}</h1>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(headline(result))}</title>"
-        f"<style>{_STYLE}:root {{ --verdict: var({_COLOURS[result.verdict]}); }}</style></head>"
-        f"<body><main><header>{verdict}</header>{''.join(parts)}</main></body></html>\n"
+        f"<title>{plain(title)}</title>"
+        f"<style>{_STYLE}:root {{ --verdict: var({colour}); }}</style></head>"
+        f"<body><main><header>{head}</header>{''.join(parts)}</main></body></html>\n"
     )
 
 
@@ -79,42 +97,45 @@ def _runs(result: Comparison) -> str:
     equal = result.steps - (first is not None)
     bar = f'<span style="flex: {equal} 1 0"></span>{"<i></i>" if first is not None else ""}'
     words = f"{equal} of {result.steps} compared steps are equal" if result.steps else "no step was compared"
-    rows = [("a", _mono(result.a)), ("b", _mono(result.b)), ("ranks", str(result.ranks))]
-    table = _table(("", "recording"), rows)
-    return _section("Runs", f'{table}<div class="steps">{bar}</div><div class="soft">{words}</div>')
+    runs = table(("", "recording"), [("a", mono(result.a)), ("b", mono(result.b)), ("ranks", str(result.ranks))])
+    return section("Runs", f'{runs}<div class="steps">{bar}</div><div class="soft">{words}</div>')
 
 
 def _first(result: Comparison, first: Difference) -> str:
     rows = [
         ("step", str(first.step)),
         ("rank", str(first.rank)),
-        ("what", _text(first.phase)),
-        ("tensor", _mono(first.tensor)),
-        ("in a", f'<span class="differs">{_mono(first.a)}</span>'),
-        ("in b", f'<span class="differs">{_mono(first.b)}</span>'),
-        ("equal just before", _mono(first.before) if first.before else '<span class="soft">nothing</span>'),
+        ("what", plain(first.phase)),
+        ("tensor", mono(first.tensor)),
+        ("in a", f'<span class="differs">{mono(first.a)}</span>'),
+        ("in b", f'<span class="differs">{mono(first.b)}</span>'),
+        ("equal just before", mono(first.before) if first.before else '<span class="soft">nothing</span>'),
     ]
-    return _section("The first tensor that differs", f"{_table((), rows)}<p>{_text(result.conclusion)}</p>")
+    return section("The first tensor that differs", f"{table((), rows)}<p>{plain(result.conclusion)}</p>")
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{content}</section>"
+def section(title: str, content: str) -> str:
+    """A card of the page with a heading; `content` is HTML."""
+    return f"<section><h2>{plain(title)}</h2>{content}</section>"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Cells are HTML."""
-    head = f"<tr>{''.join(f'<th>{_text(cell)}</th>' for cell in header)}</tr>" if header else ""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table, whose cells are HTML."""
+    head = f"<tr>{''.join(f'<th>{plain(cell)}</th>' for cell in header)}</tr>" if header else ""
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table>{head}{body}</table></div>'
 
 
-def _list(sentences: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in sentences)}</ul>"
+def items(sentences: Iterable[str]) -> str:
+    """A list of sentences."""
+    return f"<ul>{''.join(f'<li>{plain(each)}</li>' for each in sentences)}</ul>"
 
 
-def _mono(text: str) -> str:
-    return f"<code>{_text(text)}</code>"
+def mono(text: str) -> str:
+    """A name, as code."""
+    return f"<code>{plain(text)}</code>"
 
 
-def _text(text: str) -> str:
+def plain(text: str) -> str:
+    """A text as HTML, without control characters."""
     return escape(printable(text))

@@ -9,11 +9,19 @@ from dash_inductor.untrusted import printable
 
 from .agreement import sentence
 from .compare import Comparison
-from .layouts import LayoutComparison, StepMagnitude
+from .layouts import LayoutComparison, StepMagnitude, Verdict
 from .state import StateDifference
 
 WIDTH = 100
 _STEPS = 20
+
+
+LAYOUT_HEADLINES: dict[Verdict, str] = {
+    "within rounding": "The runs agree within the rounding of their layouts",
+    "beyond rounding": "The runs differ by more than the rounding of their layouts",
+    "not comparable": "The runs are not comparable",
+}
+"""The result of a comparison of layouts in one sentence, by its verdict."""
 
 
 def headline(result: Comparison) -> str:
@@ -67,17 +75,13 @@ def text(result: Comparison) -> str:
 
 def text_of_layouts(result: LayoutComparison) -> str:
     """A comparison of layouts as text for a terminal, as `text`."""
-    heads = {
-        "within rounding": "The runs agree within the rounding of their layouts",
-        "beyond rounding": "The runs differ by more than the rounding of their layouts",
-        "not comparable": "The runs are not comparable",
-    }
-    lines = [heads[result.verdict], "", f"  a  {result.a}", f"  b  {result.b}", "", *_wrapped(result.conclusion)]
+    lines = [LAYOUT_HEADLINES[result.verdict], "", f"  a  {result.a}", f"  b  {result.b}", ""]
+    lines += _wrapped(result.conclusion)
     if result.steps:
         rows = [["step", "gradients", "factor", "parameters", "largest"]]
         for step in _spread(result.steps):
             sizes = (f"{step.parameters:.1e}", f"{step.largest:.1e}")
-            rows.append([str(step.step), f"{step.gradients:.1e}", _factor(step.factor), *sizes])
+            rows.append([str(step.step), f"{step.gradients:.1e}", factor_text(step.factor), *sizes])
         lines += [
             "",
             "Relative differences by step, and the largest of an element of a parameter:",
@@ -88,7 +92,7 @@ def text_of_layouts(result: LayoutComparison) -> str:
         rows = [["", "relative", "largest", "ulps", "factor", "gradient"]]
         for each in result.tensors:
             sizes = (f"{each.relative:.1e}", f"{each.largest:.1e}")
-            rows.append([">" * each.beyond, *sizes, str(each.ulps), _factor(each.factor), each.tensor])
+            rows.append([">" * each.beyond, *sizes, str(each.ulps), factor_text(each.factor), each.tensor])
         lines += ["", f"Gradients that differ most in step {result.deciding}, > beyond rounding:", "", *_columns(rows)]
     if result.rounding is not None:
         bound = f"{result.rounding.relative:.1e} of a gradient, {result.rounding.factor:.1e} as a common factor"
@@ -108,7 +112,8 @@ def _spread(steps: list[StepMagnitude]) -> list[StepMagnitude]:
     return [steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)]
 
 
-def _factor(factor: float | None) -> str:
+def factor_text(factor: float | None) -> str:
+    """A common factor of tensors as text; "-" for None."""
     return "-" if factor is None else f"{factor:.6g}"
 
 
