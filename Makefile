@@ -88,9 +88,10 @@ model-table: $(READY) .programs/.ready
 	$(if $(ONLY),,$(PYTHON) -m tests.models.programs)
 	$(PYTHON) tools/model_tables.py
 
-# Packages whose models are compiled, beside the torch of the environment.
-.programs/.ready: requirements/programs.txt
+# Packages whose models are compiled, beside the torch of the environment, and programs that are no packages, if there is a network.
+.programs/.ready: requirements/programs.txt tests/models/sources.py
 	$(PYTHON) -m pip install -q --no-deps --require-hashes --target .programs --upgrade -r requirements/programs.txt
+	$(PYTHON) -m tests.models.sources
 	touch $@
 
 # They need nothing but torch, transformers and pytest: a GPU machine may lack what the others import.  PYTEST_ARGS="-n 8" runs eight at a

@@ -42,7 +42,7 @@ def bits() -> Iterator[Bits]:
     from .bits import Bits
 
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     yield Bits()

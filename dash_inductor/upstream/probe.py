@@ -68,6 +68,7 @@ TORCH = (
     ("torch._inductor.ir", "FlexibleLayout", "sums that Inductor would lose"),
     ("torch._inductor.scheduler", "MixOrderReduction.is_contiguous_node", "sums that Inductor would lose"),
     ("torch._inductor.pattern_matcher", "PatternExpr", "attention that Inductor mistakes"),
+    ("torch._inductor.pattern_matcher", "stable_topological_sort", "attention that Inductor replaces"),
     ("torch._inductor.virtualized", "V ops", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.and_ OpsHandler.constant OpsHandler.eq OpsHandler.ge", "lowerings"),
     ("torch._inductor.ops_handler", "OpsHandler.add", "sums of few rows"),

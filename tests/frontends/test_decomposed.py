@@ -79,6 +79,28 @@ def test_inference(name: str) -> None:
     assert found.stride() == program.function(*inputs).stride()
 
 
+def merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+    return (weights @ v).permute(0, 2, 1, 3).contiguous().flatten(2)
+
+
+@pytest.mark.parametrize("value_dim", [12, 16, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_what_inductor_replaces_before_us(value_dim: int, dtype: torch.dtype, layers: int) -> None:
+    """Perceiver: until Inductor sorts the graph, nodes that its pattern puts into it read others that come later."""
+    inputs = tensors(*[(2, HEADS, LENGTH, 16)] * (2 * layers), *[(2, HEADS, LENGTH, value_dim)] * layers, dtype=dtype)
+
+    def run_layers(*tensors: Tensor) -> Tensor:
+        parts = [merged_heads(*tensors[n::layers]) for n in range(layers)]
+        return torch.stack(parts).sum(0)
+
+    graphs, results = compiled(run_layers, inputs)
+    assert [record.status for record in sites()] == ["replaced"] * layers, [record.detail for record in sites()]
+    assert graphs.count(BACKWARD) == layers
+    assert_as_exact(run_layers, inputs, results, strides=False)
+
+
 def test_what_reads_only_sizes_and_is_not_read_is_erased() -> None:
     """Autograd leaves an empty tensor behind where a bias was added to scores in place."""
     program = PROGRAMS["blocks"]

@@ -23,16 +23,17 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule
 
 from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.records.records import clear_sites, sites
 
-from ..support import diffusers_models
+from ..support import diffusers_models, hf_programs
 from ..support.hf_models import build, token_ids
 from ..support.model_table import line
 from ..support.processes import run_python
-from . import titan
+from . import megatron, sources, titan
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "programs.json"
@@ -83,6 +84,44 @@ def _transformers(family: str, *, packed: bool = False) -> Callable[[], object]:
     return train
 
 
+def _small(model: hf_programs.Model) -> Callable[[], object]:
+    def train() -> object:
+        """Swin V2 reads numbers from tensors while it is built: fake ones have none."""
+        with unset_fake_temporarily(), torch.device("cpu"):
+            made: Any = model.model()
+        return torch.compile(titan.to_empty(made, device="cuda"), backend=traced)(**model.tensors())
+
+    return train
+
+
+# ---- Megatron-Core ----
+
+
+def _megatron() -> object:
+    with megatron.gpt(LENGTH) as model:
+        tokens = torch.randint(0, 128, (BATCH, LENGTH))
+        places = torch.arange(LENGTH).expand(BATCH, -1)
+        return torch.compile(model, backend=traced)(tokens, places, None, labels=tokens)
+
+
+# ---- nanoGPT and nanochat: the files of their models, with the sizes that they have by default but two layers ----
+
+
+def _nanogpt() -> object:
+    nanogpt = sources.module("nanoGPT", "model")
+    model = nanogpt.GPT(nanogpt.GPTConfig(n_layer=2, vocab_size=128))
+    tokens = torch.randint(0, 128, (BATCH, LENGTH))
+    return torch.compile(model, backend=traced)(tokens, tokens)
+
+
+def _nanochat() -> object:
+    nanochat = sources.module("nanochat", "nanochat.gpt")
+    settings = nanochat.GPTConfig(sequence_len=LENGTH, n_layer=2, vocab_size=128, window_pattern="SL")
+    model = nanochat.GPT(settings)
+    tokens = torch.randint(0, 128, (BATCH, LENGTH))
+    return torch.compile(model, backend=traced, dynamic=False)(tokens, tokens)
+
+
 # ---- diffusers ----
 
 
@@ -108,6 +147,17 @@ PROGRAMS = (
     Program("transformers", "Llama", "flex, packed", _transformers("Llama", packed=True)),
     Program("transformers", "GptOss", "flex", _transformers("GptOss")),
     Program("transformers", "Gemma2", "flex, packed", _transformers("Gemma2", packed=True)),
+    Program("transformers", "LongT5", "by hand", _small(hf_programs.LONG_T5)),
+    Program("transformers", "Perceiver", "by hand", _small(hf_programs.PERCEIVER)),
+    Program("transformers", "Swin V2", "by hand", _small(hf_programs.SWIN_V2)),
+    Program("transformers", "SAM", "SDPA", _small(hf_programs.SAM)),
+    Program("transformers", "Q-Former (BLIP-2)", "SDPA", _small(hf_programs.Q_FORMER)),
+    Program("transformers", "WavLM", "by hand", _small(hf_programs.WAVLM)),
+    Program("transformers", "Wav2Vec2-Conformer, relative", "SDPA", _small(hf_programs.CONFORMER)),
+    Program("transformers", "Wav2Vec2-Conformer, rotary", "SDPA", _small(hf_programs.CONFORMER_ROTARY)),
+    Program("megatron-core", "GPT", "dash_inductor.integrations.megatron", _megatron),
+    Program("nanoGPT", "GPT", "SDPA", _nanogpt),
+    Program("nanochat", "GPT", "SDPA", _nanochat),
     Program("diffusers", "UNet (Stable Diffusion)", "SDPA", _diffusers(diffusers_models.UNET)),
     Program("diffusers", "SD 3", "SDPA", _diffusers(diffusers_models.SD3)),
     Program("diffusers", "Flux", "SDPA", _diffusers(diffusers_models.FLUX)),
@@ -194,7 +244,8 @@ def versions() -> dict[str, str]:
     """The versions of torch and of the packages, without the label of a build."""
     sys.path.append(str(PACKAGES))
     names = dict.fromkeys(("torch", *(program.package for program in PROGRAMS)))
-    return {name: importlib.metadata.version(name).split("+")[0] for name in names}
+    commits = sources.versions()
+    return {name: commits.get(name) or importlib.metadata.version(name).split("+")[0] for name in names}
 
 
 def main() -> None:
@@ -202,7 +253,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="PROGRAM")
     before = golden()["lines"] if GOLDEN.exists() else {}
-    found = before | h100_lines(parser.parse_args().only)
+    only = parser.parse_args().only
+    missing = dict.fromkeys(program.package for program in PROGRAMS if not sources.fetched(program.package))
+    if missing:
+        print(f"not fetched, so that their lines stay: {', '.join(missing)}", flush=True)
+    found = before | h100_lines([str(p) for p in PROGRAMS if str(p) in only and p.package not in missing])
     for name in names:
         if before.get(name) != found.get(name):
             print(f"{name}: {found.get(name)}", flush=True)

@@ -193,7 +193,7 @@ def _on_fake_tensors(batch: int, length: int) -> Iterator[None]:
         of(fsdp, "fully_shard", lambda module, **_: module),
         of(distributed, "set_pg_timeouts"),
         of(Module, "_init_self_parameters"),
-        of(nn.Module, "to_empty", _to_empty),
+        of(nn.Module, "to_empty", to_empty),
         torch.autograd.set_multithreading_enabled(True),  # which torchtitan changes for the process
     ]
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def _on_fake_tensors(batch: int, length: int) -> Iterator[None]:
         yield
 
 
-def _to_empty(model: nn.Module, *, device: str, recurse: bool = True) -> nn.Module:
+def to_empty(model: nn.Module, *, device: str, recurse: bool = True) -> nn.Module:
     """Memory on a device for all parameters and buffers."""
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():

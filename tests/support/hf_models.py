@@ -102,6 +102,26 @@ def _latent(size: Size) -> Settings:
     return settings | experts | ranks | dims
 
 
+def _latent_windows(size: Size) -> Settings:
+    """Windows with sinks, and query and key with 1.5 times the head dimension of value; all experts see every token."""
+    return _two_kinds(size) | {
+        "head_dim": size.head_dim * 3 // 2,
+        "v_head_dim": size.head_dim,
+        "mlp_layer_types": ["dense"] * size.layers,
+    }
+
+
+def _alibi(size: Size) -> Settings:
+    return _one_width(size) | {"n_layer": size.layers, "n_head": HEADS}
+
+
+def _mpt(size: Size) -> Settings:
+    return {
+        "vocab_size": VOCABULARY, "d_model": size.hidden, "n_layers": size.layers, "n_heads": HEADS,
+        "expansion_ratio": 1, "max_seq_len": 256, "use_cache": False,
+    }  # fmt: skip
+
+
 def _chunked(size: Size) -> Settings:
     kinds = ("chunked_attention", "full_attention")
     return _experts(size) | {
@@ -133,6 +153,10 @@ def _modern_encoder(size: Size) -> Settings:
         "eos_token_id": 2,
         "sep_token_id": 2,
     }
+
+
+def _rotary_encoder(size: Size) -> Settings:
+    return _encoder(size) | {"position_embedding_type": "rotary", "mask_token_id": 3, "eos_token_id": 2}
 
 
 def _relative_positions(size: Size) -> Settings:
@@ -217,12 +241,18 @@ FAMILIES: dict[str, Family] = {
     "GPT2": Family(("GPT2", "GPT2LMHeadModel"), _gpt2, dropout=True),
     "GPTNeoX": _causal("GPTNeoX", _one_width),
     "Olmo2": _causal("Olmo2"),
+    "Olmo3": _causal("Olmo3", _two_kinds),
+    "DiffLlama": _causal("DiffLlama"),
+    "Bloom": Family(("Bloom", "BloomForCausalLM"), _alibi, kinds=ONE_MASK),
+    "Mpt": Family(("Mpt", "MptForCausalLM"), _mpt, kinds=ONE_MASK),
     "DeepseekV3": Family(("DeepseekV3", "DeepseekV3ForCausalLM"), _latent, cuda_head_dim=128),
     "GptOss": _causal("GptOss", lambda size: _experts(size) | _two_kinds(size)),
+    "MiMoV2Flash": _causal("MiMoV2Flash", _latent_windows),
     "Llama4": Family(("Llama4Text", "Llama4ForCausalLM"), _chunked),
     "Bert": _masked("Bert", dropout=True),
     "Roberta": _masked("Roberta", dropout=True),
     "ModernBert": _masked("ModernBert", _modern_encoder),
+    "Esm": _masked("Esm", _rotary_encoder, dropout=True),
     "T5": Family(("T5", "T5ForConditionalGeneration"), _relative_positions, "text to text", ONE_MASK, dropout=True),
     "Bart": Family(("Bart", "BartForConditionalGeneration"), _two_parts, "text to text", ONE_MASK, dropout=True),
     "Whisper": Family(("Whisper", "WhisperForConditionalGeneration"), _speech, "speech", IMAGES),

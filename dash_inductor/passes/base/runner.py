@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph
 
 from ... import _switch, failures
@@ -40,6 +41,8 @@ def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
     """
     if not _looks_at_graphs():
         return False
+    # Inductor's patterns put the backward of attention where the forward is, and it sorts the graph after all passes.
+    stable_topological_sort(graph)
     before, nodes, shown = graph_text(graph), list(graph.nodes), Results(graph)
     results = list(isolated.apply(graph, rewrites))
     changed = nodes != list(graph.nodes)

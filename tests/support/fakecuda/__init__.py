@@ -41,7 +41,9 @@ def install() -> None:
 
 
 def choose(backend: Backend) -> None:
-    """The backend of attention from here on; FLASH (the default) leaves calls with a mask to EFFICIENT."""
+    """The backend of attention from here on; FLASH (the default) leaves calls with a mask, or with
+    another head dimension of value, to EFFICIENT.
+    """
     ctypes.CDLL(str(_built())).fakecuda_choose(int(backend))
 
 

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;
 std::atomic<int64_t> chosen{kFlash};
 
-int64_t choose_backend(const at::Tensor& query, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>& mask,
-                       double, bool, std::optional<double>, bool) {
+int64_t choose_backend(const at::Tensor& query, const at::Tensor&, const at::Tensor& value,
+                       const std::optional<at::Tensor>& mask, double, bool, std::optional<double>, bool) {
   if (query.dim() != 4) {
     return kMath;  // all fused kernels take four dimensions
   }
@@ -24,7 +24,9 @@ int64_t choose_backend(const at::Tensor& query, const at::Tensor&, const at::Ten
   if (mask.has_value() && mask->defined() && mask->sym_stride(-1) != 1) {
     return kMath;  // no fused kernel reads such a mask
   }
-  return backend == kFlash && mask.has_value() ? kEfficient : backend;
+  // PyTorch's flash kernel reads no mask, and one head dimension only.
+  const bool flash = !mask.has_value() && query.sym_size(-1) == value.sym_size(-1);
+  return backend == kFlash && !flash ? kEfficient : backend;
 }
 
 // ---- Device: one, always current
