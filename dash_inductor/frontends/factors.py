@@ -48,14 +48,18 @@ _KEEP_INFINITY = frozenset(
     for name in (
         *("where", "mul", "div", "add", "sub", "rsub", "neg", "abs", "masked_fill", "cat", "stack", "full", "fill"),
         *("full_like", "scalar_tensor", "_to_copy", "alias", "clone", "detach", "expand", "permute", "select", "slice"),
-        *("squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view", "index", "gather", "repeat"),
+        *("squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view", "index", "gather", "repeat", "copy"),
+        *("slice_scatter", "select_scatter", "index_put", "scatter", "constant_pad_nd", "flip", "roll", "cumsum"),
+        *("reciprocal", "rsqrt", "log", "log2", "log10", "pow"),
     )
-) | {"prims::convert_element_type", "aten::reciprocal", "aten::log"}
+) | {"prims::convert_element_type", "prims::rev"}
 """Operators whose results may be infinite where an operand is; `clamp` and `exp`, for example, may make it finite."""
 
 
-_DIVISORS = {"aten::div": 1, "aten::reciprocal": 0, "aten::log": 0}
-"""Operators that are infinite where an operand is 0, and the place of that operand."""
+_DIVISORS = {"aten::div": 1} | dict.fromkeys(
+    ("aten::reciprocal", "aten::rsqrt", "aten::log", "aten::log2", "aten::log10", "aten::pow"), 0
+)
+"""Operators that are infinite where an operand is 0, and the place of that operand; powers if they are negative."""
 
 
 def infinity_in(factor: Node) -> Node | None:
@@ -73,6 +77,8 @@ def infinity_in(factor: Node) -> Node | None:
         seen.add(node)
         stack += node.all_input_nodes
         divisor = node.args[_DIVISORS[op_name(node)]] if op_name(node) in _DIVISORS else None
+        if op_name(node) == "aten::pow" and not (isinstance(node.args[1], (int, float)) and node.args[1] < 0):
+            divisor = None
         between = bounds(divisor) if isinstance(divisor, Node) else None
         if between is not None and between[0] <= 0.0 <= between[1]:
             return node

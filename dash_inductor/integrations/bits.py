@@ -50,6 +50,8 @@ def hashes(name: str, value: object) -> Iterator[Value]:
     """
     if isinstance(value, Tensor):
         yield name, _of_tensor(name, value)
+    elif isinstance(value, (Mapping, list, tuple)) and not value:
+        yield name, _digest(b"empty", b"")
     elif isinstance(value, nn.Module):
         yield from hashes(name, {**dict(value.named_parameters()), **dict(value.named_buffers())})
     elif isinstance(value, Optimizer):
@@ -70,8 +72,10 @@ def hashes(name: str, value: object) -> Iterator[Value]:
 
 
 def _of_tensor(name: str, value: Tensor) -> str:
-    if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
-        raise ArgumentError(name, f"{type(value).__name__} ({value.layout})", "a dense tensor of this rank alone")
+    is_plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+    if not is_plain or value.is_quantized or value.is_meta:
+        kind = f"{type(value).__name__} ({value.layout}, {value.device.type})"
+        raise ArgumentError(name, kind, "a dense tensor of this rank alone")
     plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
     return _digest(f"{value.dtype} {tuple(value.shape)}".encode(), plain.numpy().tobytes())
 
@@ -101,7 +105,8 @@ class Bits:
     def __init__(self) -> None:
         self.values: list[Value] = []
         self._steps = 0
-        self._known = {id(graph) for graph in records.graphs()}
+        self._is_over = False
+        self._known = {id(graph): graph for graph in records.graphs()}  # a graph that is gone could share its id
 
     def step(self, **values: object) -> None:
         """Hashes the values of the next step, by name: ``bits.step(loss=loss, model=model)``.
@@ -110,14 +115,26 @@ class Bits:
             values: what `hashes` takes.
 
         Raises:
-            ArgumentError: a value that cannot be hashed, or no value.
+            ArgumentError: a value that cannot be hashed, no value, or two whose names are the same, as those of
+                ``{1: ..., "1": ...}``.
+            DashError: the test has ended.
         """
+        if self._is_over:
+            raise DashError("bits.step(...) is called after the test, whose bits have been compared or written")
         if not values:
             raise ArgumentError("values", values, "at least one, by name")
-        self.values += [
-            (f"step {self._steps}: {n}", h) for name, value in values.items() for n, h in hashes(name, value)
-        ]
+        found = dict[str, str]()
+        for name, value in values.items():
+            for part, digest in hashes(name, value):
+                if part in found:
+                    raise ArgumentError("values", f"two values with the name {part}", "values with different names")
+                found[part] = digest
+        self.values += [(f"step {self._steps}: {part}", digest) for part, digest in found.items()]
         self._steps += 1
+
+    def end(self) -> None:
+        """Makes every further step an error: its values would be in no file and in no comparison."""
+        self._is_over = True
 
     def environment(self) -> dict[str, str]:
         """`environment`, and the numerics keys of attention that was compiled, or loaded from a cache, since then."""

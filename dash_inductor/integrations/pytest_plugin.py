@@ -12,6 +12,7 @@ test.  This module imports torch only for a test that uses the fixture.
 from __future__ import annotations
 
 import sys
+import unittest
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ import pytest
 
 if TYPE_CHECKING:
     from .bits import Bits
+
+
+_BITS = pytest.StashKey["Bits"]()
+"""What the fixture has given to a test, whichever way the test has come to it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,21 +36,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def bits() -> Iterator[Bits]:
+def bits(request: pytest.FixtureRequest) -> Iterator[Bits]:
     """Hashes values step by step (`Bits.step`); after the test they are compared with its file, or written to it.
 
     During the test, deterministic algorithms are on.  Functions are compiled anew, so that bits do not depend on the
     sizes that other tests have used.
+
+    Raises:
+        UsageError: the test is no function or method that pytest calls itself: a doctest, or a `unittest.TestCase`.
     """
     import torch
 
     from .bits import Bits
 
+    item = request.node
+    if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
+        words = "the fixture `bits` is for tests that pytest calls itself, no doctests or unittest.TestCase"
+        raise pytest.UsageError(f"{item.nodeid}: {words}")
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    yield Bits()
+    item.stash[_BITS] = Bits()
+    yield item.stash[_BITS]
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
@@ -53,10 +66,10 @@ def bits() -> Iterator[Bits]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Compares or writes the bits of a test that has passed."""
     result = yield
-    fixture = pyfuncitem.funcargs.get("bits")
-    module = sys.modules.get(f"{__package__}.bits")
-    if module is not None and isinstance(fixture, module.Bits):  # else it is another fixture of this name
-        _finish(pyfuncitem, fixture)
+    found = pyfuncitem.stash.get(_BITS, None)
+    if found is not None:
+        found.end()
+        _finish(pyfuncitem, found)
     return result
 
 

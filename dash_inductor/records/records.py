@@ -481,8 +481,7 @@ def clear_sites() -> None:
 
 def _short(line: str) -> str:
     """``file:line``, with the file relative to the folder of installed packages or to the current folder."""
-    installed = re.split(r"/(?:site|dist)-packages/", line, maxsplit=1)[-1]
-    return installed.removeprefix(f"{os.getcwd()}/") if installed == line else installed
+    return re.sub(r"^(.*/)?(site|dist)-packages/", "", line.removeprefix(f"{os.getcwd()}/"))
 
 
 def _by(shape: Sequence[int | None]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -107,15 +108,33 @@ def test_special_numbers(number: float) -> None:
         assert torch.allclose(found, wanted, atol=1e-4, equal_nan=True)
 
 
+def assigned(p: Tensor, place: object) -> Tensor:
+    found = torch.ones(p.shape)
+    found[place] = -math.inf  # type: ignore[index]
+    return found
+
+
 INFINITE: dict[str, Callable[[Tensor], Tensor]] = {
     "chosen": lambda p: torch.where(p < 3, math.inf, 1.0),
     "chosen beside data": lambda p: torch.where(p < 3, p * 0.5, math.nan) * 2 + 1,
     "filled": lambda p: torch.ones_like(p, dtype=torch.float32).masked_fill(p == 2, -math.inf),
     "a quotient": lambda p: 2.0 / p,
     "a logarithm": lambda p: torch.log(p.float()),
+    "a logarithm of base 2": lambda p: torch.log2(p.float()),
+    "a negative power": lambda p: p.float() ** -1.5,
+    "a root": lambda p: p.float().rsqrt(),
 }  # fmt: skip
+WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "assigned to a slice": lambda p: assigned(p, slice(3, 5)),
+    "assigned to a place": lambda p: assigned(p, 3),
+    "assigned where": lambda p: assigned(p, p > 20),
+    "padded": lambda p: F.pad((p[:-4] * 0.5), (0, 4), value=math.inf) + 0 * p,
+    "turned around": lambda p: torch.where(p < 3, math.inf, 1.0).flip(0),
+}
+"""Those that are written for all positions at once."""
 FINITE: dict[str, Callable[[Tensor], Tensor]] = {
     "bounded": lambda p: torch.where(p < 3, math.inf, 1.0).clamp(max=2.0),
+    "a power of positions": lambda p: p.float() ** 0.5,
     "a power": lambda p: torch.where(p < 3, -math.inf, 1.0).exp(),
     "a quotient": lambda p: 2.0 / (p + 1),
     "a logarithm": lambda p: torch.log(torch.floor((p + 1.0) / 8) + 1) * 0.1 + 1,  # as Llama 4
@@ -123,11 +142,17 @@ FINITE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
-@pytest.mark.parametrize("frontend", ["flex", "by hand"])
-@pytest.mark.parametrize("name", [*(f"infinite {name}" for name in INFINITE), *(f"finite {name}" for name in FINITE)])
+@pytest.mark.parametrize(
+    ("frontend", "name"),
+    [
+        *((frontend, f"infinite {name}") for frontend in ("flex", "by hand") for name in INFINITE),
+        *((frontend, f"finite {name}") for frontend in ("flex", "by hand") for name in FINITE),
+        *(("by hand", f"infinite {name}") for name in WRITTEN),
+    ],
+)
 def test_factors_that_the_graph_makes_infinite_are_not_replaced(name: str, frontend: str, side: str) -> None:
     kind, _, form = name.partition(" ")
-    factor = (INFINITE if kind == "infinite" else FINITE)[form]
+    factor = (INFINITE | WRITTEN if kind == "infinite" else FINITE)[form]
 
     def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found = factor(torch.arange(q.shape[2]))

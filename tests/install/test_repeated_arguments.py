@@ -55,6 +55,31 @@ class Product(torch.autograd.Function):
         return 2 * grad * b, grad * a
 
 
+class Forwards(torch.autograd.Function):
+    """A function that depends on whether its arguments are one tensor; `way` says how."""
+
+    @staticmethod
+    def forward(ctx: Any, way: str, a: Tensor, b: Tensor) -> Any:
+        ctx.save_for_backward(a.detach().clone(), b)
+        if way == "is":
+            return a * b if _is_one(a, b) else a * b + 1
+        if way == "leaf":
+            return a * b + b.is_leaf
+        if way == "dirty":
+            ctx.mark_dirty(a)
+            return a.mul_(2)
+        return {"both": lambda: (a, b), "second": lambda: b, "view": lambda: (a * 1, b.t())}[way]()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *more: Tensor) -> tuple[None, Tensor, Tensor]:  # type: ignore[override]
+        one, _ = ctx.saved_tensors
+        return None, 2 * grad * one + sum(more), 3 * grad * grad + 5 * sum(more)
+
+
+def _is_one(a: Tensor, b: Tensor) -> bool:
+    return a is b
+
+
 def self_packed(x: Tensor) -> Tensor:
     starts = torch.tensor([0, 13, x.shape[0]], dtype=torch.int32)
     found: Tensor = fa2_varlen(x, x, x, starts, starts, 170, causal=True)
@@ -136,6 +161,40 @@ def test_each_argument_has_its_gradient(backend: str, computed: bool) -> None:
 
     found = torch.autograd.grad(torch.compile(program, backend=backend, fullgraph=True)(x, y).sum(), (x, y))
     torch.testing.assert_close(found, torch.autograd.grad(program(x, y).sum(), (x, y)))
+
+
+TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a parameter": lambda x: x,
+    "computed": lambda x: x.sin(),
+    "transposed": lambda x: x.sin().t(),
+    "expanded": lambda x: x[:1].sin().expand(4, 4),
+}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("way", ["is", "leaf", "both", "second", "view", "dirty"])
+def test_functions_that_see_whether_arguments_are_one(way: str, tensor: str) -> None:
+    """Values and gradients are those of the program that is not compiled, and an error is one there, too."""
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def program(x: Tensor) -> Any:
+        own = TENSORS[tensor](x)
+        return Forwards.apply(way, own, own)  # type: ignore[no-untyped-call]
+
+    def results(function: Callable[..., Any]) -> Any:
+        try:
+            found = function(x)
+            found = list(found) if isinstance(found, tuple) else [found]
+            weights = [torch.full_like(out, 2.0 + number) for number, out in enumerate(found)]
+            return [*(out.detach() for out in found), torch.autograd.grad(found, x, weights)[0]]
+        except RuntimeError:
+            return None
+
+    found, expected = results(torch.compile(program, backend="aot_eager")), results(program)
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -83,11 +83,27 @@ def test_parts_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), torch.eye(3).to_sparse(), torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), {1}]
+    "value",
+    [
+        *(object(), torch.eye(3).to_sparse(), torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), {1}),
+        torch.ones(2, device="meta"),
+    ],
 )
 def test_what_cannot_be_hashed_is_named(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"^x\.0="):
         list(hashes("x", [value]))
+
+
+def test_what_is_empty_counts() -> None:
+    every = [list(hashes("x", value)) for value in ([], [[]], [[], []], {"a": []}, None, torch.zeros(0))]
+    assert len({str(found) for found in every}) == len(every)
+
+
+@pytest.mark.parametrize("values", [{"x": {1: 2, "1": 3}}, {"x": {"a.b": 1, "a": {"b": 2}}}], ids=str)
+def test_values_of_one_name_are_refused(values: dict[str, Any]) -> None:
+    """One of them would be lost."""
+    with pytest.raises(ArgumentError, match="two values with the name x"):
+        bits_of(values)
 
 
 def bits_of(*steps: dict[str, Any]) -> module.Bits:
@@ -205,6 +221,71 @@ def test_plugin(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
 def test_a_test_without_a_step_fails(run: Callable[..., tuple[int, str]]) -> None:
     status, out = run(project="def test_it(bits): pass")
     assert (status, "never calls bits.step" in out) == (1, True)
+
+
+WAYS = """
+import os, pytest
+
+VALUE = os.environ["VALUE"]
+
+def test_that_asks_for_it(request):
+    request.getfixturevalue("bits").step(x=VALUE)
+
+@pytest.fixture
+def own(bits):
+    bits.step(x=VALUE)
+
+def test_of_a_fixture(own): pass
+
+class TestMethod:
+    def test_it(self, bits):
+        bits.step(x=VALUE)
+
+class TestOther:
+    @pytest.fixture
+    def bits(self, bits):
+        return bits.step
+
+    def test_it(self, bits):
+        bits(x=VALUE)
+"""
+
+
+def test_ways_to_the_fixture(run: Callable[..., tuple[int, str]]) -> None:
+    """Bits are compared however a test has come to the fixture."""
+    assert run("--update-bits", project=WAYS, VALUE="1")[0] == run(project=WAYS, VALUE="1")[0] == 0
+    status, out = run(project=WAYS, VALUE="2")
+    assert (status, "4 failed" in out, out.count("step 0: x differs from") >= 4) == (1, True, True)
+
+
+NOT_COMPARED = """
+import pytest, unittest
+
+@pytest.mark.usefixtures("bits")
+class T(unittest.TestCase):
+    def test_it(self): pass
+
+def it():
+    '''
+    >>> getfixture("bits").step(x=1)
+    '''
+
+@pytest.fixture
+def own(bits):
+    yield
+    bits.step(x=2)
+
+def test_it(bits, own):
+    bits.step(x=1)
+"""
+
+
+def test_what_is_not_compared_is_an_error(run: Callable[..., tuple[int, str]]) -> None:
+    """Bits of a doctest, of a unittest.TestCase, and of a step after the test."""
+    status, out = run("--doctest-modules", "--update-bits", project=NOT_COMPARED)
+    assert (status, "1 failed, 1 passed, 2 errors" in out, "is called after the test" in out) == (1, True, True)
+    assert "test_it.py::T::test_it: the fixture `bits` is for tests that pytest calls itself" in out
+    assert "test_it.py::test_it.it: the fixture `bits` is for tests that pytest calls itself" in out
 
 
 def test_a_failing_test_writes_nothing(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,20 @@ x
 
 def test_verbose_sites_print_as_the_log_does(recorded: None) -> None:
     assert str(sites(verbose=True)).splitlines() == [str(site) for site in sites()]
+
+
+def test_a_project_below_a_folder_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are relative to the current folder, and to the innermost folder of packages."""
+    project = tmp_path / "site-packages" / "project"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    for file, shown in (
+        ("model.py", "model.py"),
+        (".venv/lib/site-packages/timm/x.py", "timm/x.py"),
+        ("../other/x.py", "other/x.py"),
+    ):
+        record = replace(REPLACED, line=f"{os.path.normpath(project / file)}:3")
+        assert record.summary.splitlines()[0] == f"layers.0.attn at {shown}:3"
 
 
 def test_no_sites_say_so() -> None:

@@ -138,7 +138,7 @@ def _softmaxes(graph: Graph) -> Iterator[_Softmax]:
             if whole is total:
                 yield _Softmax(exponential, (total,), node, dim)
                 break
-            one_more = read_one_more(exponential, added)
+            one_more = read_one_more(exponential, added, dim)
             if one_more is not None and total not in seen:  # the backward divides by it again
                 seen.add(total)
                 yield _Softmax(exponential, (whole, total), node, dim, one_more)

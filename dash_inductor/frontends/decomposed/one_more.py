@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from ...graph.nodes import op_name
-from ...graph.sizes import static
+from ...graph.sizes import same_all, static
 from .known import Known
 from .labels import CAST, COPIES, Labels, shape_of
 from .scores import constant_factor, number_of, uncast
@@ -43,10 +43,16 @@ class OneMore:
     between: tuple[Node, ...]
 
 
-def read_one_more(exponential: Node, added: object) -> OneMore | None:
+def read_one_more(exponential: Node, added: object, dim: int) -> OneMore | None:
     """Return what is added to the sum of the exponentials; None if it is not the power of a known score.
 
     A number beside exponentials of scores from which their maximum is subtracted is none: it depends on the maximum.
+    So is the exponential of a maximum that differs between the keys of a row.
+
+    Args:
+        exponential: the exponentials.
+        added: what is added to their sum.
+        dim: the dimension of the sum.
     """
     shifted = exponential.args[0]
     assert isinstance(shifted, Node)
@@ -63,7 +69,7 @@ def read_one_more(exponential: Node, added: object) -> OneMore | None:
             added = added.args[0]
         else:
             return None
-    if not isinstance(added, Node) or not factor > 0 or not _is_shift(shifted):
+    if not isinstance(added, Node) or not factor > 0 or not _shifts_rows(shifted, dim):
         return None
     negated = added.args[0]
     while isinstance(negated, Node) and op_name(negated) in (CAST, *COPIES):
@@ -77,12 +83,26 @@ def read_one_more(exponential: Node, added: object) -> OneMore | None:
     return OneMore(math.log(factor), scores, shifted, added, (*between, negated))
 
 
-def _is_shift(node: Node) -> bool:
-    """Return whether a node subtracts a tensor of one number for each row."""
+def _bound(node: Node) -> Node | None:
+    """Return the tensor that a node subtracts if it has as many dimensions as the difference; else None."""
     if op_name(node) != "aten::sub" or len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], Node):
+        return None
+    return node.args[1] if len(shape_of(node.args[1])) == len(shape_of(node)) else None
+
+
+def _is_shift(node: Node) -> bool:
+    """Return whether a node subtracts a tensor that broadcasts."""
+    bound = _bound(node)
+    sizes = [] if bound is None else zip(shape_of(bound), shape_of(node), strict=True)
+    return any(static(own) == 1 != static(size) for own, size in sizes)
+
+
+def _shifts_rows(node: Node, dim: int) -> bool:
+    """Return whether a node subtracts from scores of its shape a tensor of one number for each row."""
+    bound, scores = _bound(node), node.args[0]
+    if bound is None or not isinstance(scores, Node) or not same_all(shape_of(scores), shape_of(node)):
         return False
-    whole, own = shape_of(node), shape_of(node.args[1])
-    return len(whole) == len(own) and any(static(size) == 1 != static(n) for size, n in zip(own, whole, strict=True))
+    return static(shape_of(bound)[dim]) == 1
 
 
 def quotient(values: Known, node: Node) -> Value | None:
