@@ -5,6 +5,7 @@ from typing import Any
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import BaseView, ExternKernel, FallbackKernel, FixedLayout, IRNode, Pointwise, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler, fallbacks, lowerings, register_lowering
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.select_algorithm import SymbolicGridFn
 from torch._inductor.virtualized import V, ops
 from torch._ops import OpOverload
@@ -27,6 +28,7 @@ __all__ = [
     "lowerings",
     "ops",
     "register_lowering",
+    "stable_topological_sort",
     "writes_inputs",
 ]
 

@@ -24,7 +24,7 @@ from ..support.packed import documents, packed_attention
 BREAK = "autograd.Function.apply: duplicate tensor input"
 
 
-class Gather(torch.autograd.Function):
+class GatherAttention(torch.autograd.Function):
     """The rows of x at some indices, times those of other indices."""
 
     @staticmethod
@@ -41,7 +41,7 @@ class Gather(torch.autograd.Function):
         return found, None, None
 
 
-class Product(torch.autograd.Function):
+class ProductAttention(torch.autograd.Function):
     """a * b, whose gradient of a is twice the right one, so that the arguments can be told apart."""
 
     @staticmethod
@@ -113,9 +113,9 @@ def breaks(run: Callable[[], Any]) -> list[str]:
 
 
 def gathered(x: Tensor, index: Tensor, backend: str = "aot_eager") -> tuple[Tensor, Tensor]:
-    """The output and the gradient of `Gather` with one tensor for both indices."""
+    """The output and the gradient of `GatherAttention` with one tensor for both indices."""
     own = x.clone().requires_grad_()
-    out = torch.compile(lambda *t: Gather.apply(t[0], t[1], t[1]), backend=backend)(own, index)
+    out = torch.compile(lambda *t: GatherAttention.apply(t[0], t[1], t[1]), backend=backend)(own, index)
     (grad,) = torch.autograd.grad(out.sum(), own)
     return out, grad
 
@@ -138,11 +138,11 @@ def test_one_tensor_of_starts_for_queries_and_keys(group: int) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_any_function() -> None:
+def test_a_function_named_like_attention() -> None:
     """The results are those of the program without a compiler."""
     x, index = torch.randn(6, 3), torch.tensor([1, 4, 0])
     own = x.clone().requires_grad_()
-    eager = Gather.apply(own, index, index)  # type: ignore[no-untyped-call]
+    eager = GatherAttention.apply(own, index, index)  # type: ignore[no-untyped-call]
     expected = eager, torch.autograd.grad(eager.sum(), own)[0]
     assert breaks(lambda: torch.testing.assert_close(gathered(x, index), expected)) == []
 
@@ -156,7 +156,7 @@ def test_each_argument_has_its_gradient(backend: str, computed: bool) -> None:
 
     def program(x: Tensor, y: Tensor) -> Tensor:
         own = x.sin() if computed else x
-        found: Tensor = Product.apply(own, own) * y + Product.apply(own, y)  # type: ignore[no-untyped-call]
+        found: Tensor = ProductAttention.apply(own, own) * y + ProductAttention.apply(own, y)  # type: ignore[no-untyped-call]
         return found
 
     found = torch.autograd.grad(torch.compile(program, backend=backend, fullgraph=True)(x, y).sum(), (x, y))
@@ -198,10 +198,17 @@ def test_functions_that_see_whether_arguments_are_one(way: str, tensor: str) -> 
 
 
 @pytest.mark.usefixtures("deterministic")
+def test_a_function_that_is_no_attention_breaks_the_graph_as_without_us() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    run = torch.compile(lambda x: Forwards.apply("is", x, x), backend="aot_eager")  # type: ignore[no-untyped-call]
+    assert breaks(lambda: run(x)) in ([BREAK], [])  # [] with a Dynamo that can trace it
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_without_gradients() -> None:
     x = torch.randn(3, requires_grad=True)
     with torch.no_grad():
-        out = torch.compile(lambda t: Product.apply(t, t), backend="aot_eager", fullgraph=True)(x)  # type: ignore[no-untyped-call]
+        out = torch.compile(lambda t: ProductAttention.apply(t, t), backend="aot_eager", fullgraph=True)(x)  # type: ignore[no-untyped-call]
     assert not out.requires_grad
     torch.testing.assert_close(out, x.detach() ** 2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph
 
 from ... import _switch, failures
@@ -14,6 +13,7 @@ from ...graph.nodes import is_joint
 from ...model.reasons import Reason
 from ...records.publication import graph_text, publish, trace_text
 from ...records.records import SiteRecord
+from ...upstream.inductor import stable_topological_sort
 from . import isolated
 from .fallback_error import fallback_error
 from .results import Results
