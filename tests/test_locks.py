@@ -16,7 +16,7 @@ from dash_inductor.upstream import compat
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
-INPUTS = {path.stem: path for path in sorted(FOLDER.glob("*.in")) if path.stem != "tools"}
+INPUTS = {path.stem: path for path in sorted(FOLDER.glob("*.in")) if path.stem not in ("tools", "integrations")}
 TORCH = sorted(name for name in INPUTS if name.startswith("torch"))
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CUDA = re.compile(r"cuda-|nvidia-")
