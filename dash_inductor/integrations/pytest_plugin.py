@@ -11,7 +11,6 @@ test.  This module imports torch only for a test that uses the fixture.
 
 from __future__ import annotations
 
-import sys
 import unittest
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -47,14 +46,14 @@ def bits(request: pytest.FixtureRequest) -> Iterator[Bits]:
     """
     import torch
 
+    from ..upstream.fresh import forget_compiled
     from .bits import Bits
 
     item = request.node
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         words = "the fixture `bits` is for tests that pytest calls itself, no doctests or unittest.TestCase"
         raise pytest.UsageError(f"{item.nodeid}: {words}")
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+    forget_compiled()
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     item.stash[_BITS] = Bits()
