@@ -48,10 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     """Runs the script; its exit status is no error of the doctor, and is printed."""
-    from ..observers.scripts import run_script
+    from ..observers.scripts import Stopped, run_script
 
     try:
         run_script(arguments.script, arguments.script_arguments, arguments.stop_after)
+    except Stopped:
+        raise
     except SystemExit as left:
         if left.code not in (None, 0):
             print(f"{arguments.script} ended with {left.code!r}", file=sys.stderr)

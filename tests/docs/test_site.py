@@ -58,7 +58,7 @@ def test_search_works_from_a_folder() -> None:
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
-        "--virtual-time-budget=20000",
+        "--virtual-time-budget=60000",
         "--dump-dom",
     ]
     page = f"{(BUILT / 'index.html').as_uri()}?q=logsumexp"

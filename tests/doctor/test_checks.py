@@ -518,11 +518,14 @@ def diagnosed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dic
     return code, {one["check"]: one["what"] for one in found["findings"] if one["severity"] != "ok"}
 
 
-def test_settings_of_a_script_are_seen_where_it_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_a_script_are_seen_where_it_compiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     torch.utils.deterministic.fill_uninitialized_memory = False
     config.cpu = "reference"
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
     try:
         code, found = diagnosed(capsys, str(script), "default")
         assert found.pop("two_runs").startswith("nothing was run twice: no module")
