@@ -58,6 +58,8 @@ def reads_unwritten(graph: Graph) -> Iterator[tuple[str, str]]:
         elif (moved := _moved(node, name, masks)) is not None:
             if not _is_whole(moved):
                 masks[node], made[node] = moved, made[sources[0]]
+        elif name in _MOVES:  # by sizes or places that are not known here: what it gives is not followed
+            continue
         elif name and not (name in _IGNORES and sources == [node.args[0]]):
             unread = sources[1:] if name in _IGNORES and sources[0] is node.args[0] else sources
             yield from ((_line(made[source]), f"is read by {name} at {_line(node)}") for source in unread)
@@ -92,7 +94,10 @@ def _moved(node: Node, name: str, masks: dict[Any, Any]) -> Any:
         if source in masks:
             return masks[source]
         value = source.meta.get("val")
-        return torch.ones([*value.shape], dtype=torch.bool) if isinstance(value, Tensor) else value
+        shape = [*value.shape] if isinstance(value, Tensor) else []
+        if not isinstance(value, Tensor | int) or not all(type(size) is int for size in shape):
+            raise TypeError("a dynamic size, of which a program must not get a guard")
+        return torch.ones(shape, dtype=torch.bool) if isinstance(value, Tensor) else value
 
     try:
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), mask)

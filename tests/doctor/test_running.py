@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dash_inductor import cli
 from dash_inductor.doctor import Severity
 from dash_inductor.doctor.looking import original
+from dash_inductor.doctor.unwritten import reads_unwritten
+
+aten = torch.ops.aten
 
 OPENING = """
 import torch
@@ -537,6 +543,23 @@ READ = {
     "part(q, slice(0, 8))[..., :8].repeat(1, 1, 1, 2)": "",
     "part(q, slice(0, 8))[..., 4:12].repeat(1, 1, 1, 2)": "is read by repeat at HERE",
 }
+
+
+@pytest.mark.parametrize("bound", ["size", "shape"])
+def test_dynamic_sizes_are_not_followed(bound: str) -> None:
+    """Which part is read is not known: that is no finding, and the size gets no guard."""
+    size, graph = ShapeEnv().create_unbacked_symint(), Graph()
+    given, made = graph.placeholder("given"), graph.call_function(aten.empty.memory_format, ([4],))
+    made.meta["val"] = torch.empty(4, device="meta")
+    if bound == "size":
+        given.meta["val"] = size
+        part = graph.call_function(aten.slice.Tensor, (made, 0, 0, given))
+    else:
+        with FakeTensorMode(shape_env=size.node.shape_env):
+            given.meta["val"] = torch.empty(size)
+        part = graph.call_function(aten.cat.default, ([given, made],))
+    graph.output(graph.call_function(aten.mul.Tensor, (part, 2)))
+    assert [how for _, how in reads_unwritten(graph)] == []
 
 
 @pytest.mark.parametrize("made", READ)
