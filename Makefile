@@ -105,6 +105,7 @@ lint: $(READY)
 	$(PYTHON) -m ruff format --check .
 	rm -rf build/installed build/lib build/bdist.*
 	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --target build/installed . ./guard
+	rm -rf *.egg-info guard/*.egg-info # pytest takes them for plugins, all of whose files it has to rewrite
 	cd build/installed && $(PYTHON) -m mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
 		-p dash_inductor -p dash_guard -m _dash_inductor_autoload -m _dash_inductor_state -m _dash_guard_autoload
 

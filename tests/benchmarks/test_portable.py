@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import runpy
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,18 +17,16 @@ from dash_inductor.model import Tiles
 USED = portable.parse_tiles([f"{group}={tiles}" for group in portable.TILES for tiles in portable.TILES[group]])
 
 
-@pytest.mark.parametrize("module", ["forward", "portable"])
-def test_list(module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [forward, portable])
+def test_list(module: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no GPU, and `--only` with a word that no name has is an error that says so."""
 
     def run(*options: str) -> list[str]:
-        """The lines that ``python -m`` prints, in this process."""
-        monkeypatch.setattr(sys, "argv", [module, *options])
-        monkeypatch.delitem(sys.modules, f"benchmarks.{module}", raising=False)
-        runpy.run_module(f"benchmarks.{module}", run_name="__main__")
+        monkeypatch.setattr(sys, "argv", [module.__name__, *options])
+        module.main()
         return capsys.readouterr().out.splitlines()
 
-    shapes = portable.shapes() if module == "portable" else forward.shapes(forward.LENGTHS)
+    shapes = portable.shapes() if module is portable else forward.shapes(forward.LENGTHS)
     assert run("--list") == [shape.name for shape in shapes]
     with pytest.raises(SystemExit, match=re.escape("no shape has one of ['no such shape'] in its name")):
         run("--list", "--only", "no such shape")

@@ -98,7 +98,8 @@ def run_together(commands: Mapping[str, Sequence[str]], *, seconds: float, folde
             file.seek(0)
             end = f"was ended, after {seconds:g} s at the latest" if status is None else f"exit status {status}"
             ends.append(f"{name}: {end}\n{printed[name]}\n{file.read()[-2000:]}")
-        assert all(status == 0 for status in statuses), "\n".join(ends)
+        if any(status != 0 for status in statuses):
+            raise AssertionError("\n".join(ends))
         return printed
 
 

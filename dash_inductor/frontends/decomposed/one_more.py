@@ -91,7 +91,15 @@ def _bound(node: Node) -> Node | None:
 
 
 def _is_shift(node: Node) -> bool:
-    """Return whether a node subtracts a tensor that broadcasts."""
+    """Return whether a node subtracts a tensor that broadcasts, directly, before a factor or by one of two ways.
+
+    Inductor chooses between two ways of subtracting a maximum (`where`).
+    """
+    step = constant_factor(node)
+    if step is not None:
+        return _is_shift(step[0])
+    if op_name(node) == "aten::where":
+        return any(isinstance(way, Node) and _is_shift(way) for way in node.args[1:])
     bound = _bound(node)
     sizes = [] if bound is None else zip(shape_of(bound), shape_of(node), strict=True)
     return any(static(own) == 1 != static(size) for own, size in sizes)

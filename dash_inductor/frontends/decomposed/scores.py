@@ -12,6 +12,7 @@ from ...graph.nodes import bind, op_name
 from ...graph.numbers import rounded
 from ...graph.sizes import same_all, static
 from ..scores import hides
+from ..unread.words import NAN
 from .labels import (
     CAST,
     COPIES,
@@ -456,11 +457,23 @@ def _hidden(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:
             continue
         _check_term(found, node)
         if not found.outer > 0 or not hides(fill * found.outer, source.meta["val"].dtype):
+            nan = _where_nan(node)
+            if nan is not None:
+                raise Stuck(nan, NAN)
             raise Stuck(node, f"scores become {fill * found.outer}, which does not hide a key")
         assert isinstance(condition, Node)
         found.terms.append(Term("hide", condition, labels, found.outer, hidden_if, fill))
         return source, labels
     raise Stuck(node)
+
+
+def _where_nan(node: object) -> Node | None:
+    """Return the node that finds NaN, if this one chooses other scores there, directly or among its operands."""
+    while isinstance(node, Node) and op_name(node) == "aten::where":
+        condition, _, node = node.args
+        if isinstance(condition, Node) and op_name(condition) == "aten::isnan":
+            return condition
+    return None
 
 
 def _beside_sink(found: Scores, node: Node, labels: Labels) -> tuple[Node, Labels]:

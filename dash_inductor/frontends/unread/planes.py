@@ -154,6 +154,9 @@ class Planes:
         if name == "" and given is not None:  # getitem: one of several results
             same = len(given.dims) == len(shape_of(node))
             return replace(given, dims=cut(node, given.dims, self._numbers)) if same else None
+        if name == "aten::unbind" and given is not None:
+            gone = bind(node)["dim"] % len(given.dims)
+            return replace(given, dims=tuple(own for dim, own in enumerate(given.dims) if dim != gone))
         if name in _SEVERAL:
             return given
         if not is_elementwise(node) or not isinstance(node.meta.get("val"), Tensor):

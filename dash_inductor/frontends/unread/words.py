@@ -15,6 +15,7 @@ ONE_MORE = "softmax with one more in the sum"
 SUMS = ("aten::add", "aten::sub")
 COMBINED = "(P1 - c * P2) @ V, which is kept, has the value of P1 @ V - c * (P2 @ V), which is replaced"
 """Describes sums and differences of probabilities that multiply value."""
+NAN = "NaN among the scores becomes a number, as by nan_to_num"
 _SIMPLE = frozenset({
     "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::permute", "aten::transpose", "aten::t", "aten::expand",
     "aten::unsqueeze", "aten::squeeze", "aten::clone", "aten::alias", "aten::detach", "prims::convert_element_type",
@@ -70,7 +71,7 @@ class Way:
 
     def _without_nan(self) -> str:
         names = [node.name for node in self.before if op_name(node) == "aten::isnan"]
-        return f"NaN among the scores becomes a number, as by nan_to_num ({names[0]})" if names else ""
+        return f"{NAN} ({names[0]})" if names else ""
 
     def _combined(self) -> str:
         """Return a description of a sum of two tensors that are computed from the probabilities; "" without one."""
