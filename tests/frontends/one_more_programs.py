@@ -144,6 +144,8 @@ class Case:
     sum: str = "one last"
     output: str = "plain"
     wanted: str = "query, key and value"
+    dtype: str = "float32"
+    sizes: str = "static"
     transposed: bool = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, t: Tensor, r: Tensor, n: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ class Case:
 
 CHOICES: dict[str, list[str]] = {
     "scores": [*SCORES], "mask": [*MASKS], "bound": [*BOUNDS], "shift": [*SHIFTS], "one": [*ONES], "sum": [*SUMS],
-    "output": [*OUTPUTS], "wanted": [*WANTED],
+    "output": [*OUTPUTS], "wanted": [*WANTED], "dtype": ["bfloat16", "float16"], "sizes": ["dynamic"],
 }  # fmt: skip
 
 
@@ -173,7 +175,8 @@ def sample(count: int, seed: int) -> Iterator[Case]:
 def inputs(case: Case) -> list[Tensor]:
     shape = (BATCH, HEADS, LENGTH, DIM)
     plane = (1, HEADS, LENGTH, LENGTH)
-    found = tensors(shape, shape, shape, plane, (HEADS, 1, 1), (BATCH, HEADS, LENGTH, 1), (1,))
+    shapes = shape, shape, shape, plane, (HEADS, 1, 1), (BATCH, HEADS, LENGTH, 1), (1,)
+    found = [x.to(getattr(torch, case.dtype)) for x in tensors(*shapes)]
     return [x.detach().requires_grad_(number in WANTED[case.wanted]) for number, x in enumerate(found)]
 
 
@@ -193,7 +196,7 @@ def outcome(case: Case) -> tuple[list[SiteRecord], float, float]:
     """
     given = inputs(case)
     with capture() as graphs:
-        ours = results(graphs.compile(case), given)
+        ours = results(graphs.compile(case, dynamic=case.sizes == "dynamic" or None), given)
     eager = results(case, given)
     exact = results(case, [x.detach().double().requires_grad_(x.requires_grad) for x in given])
     return list(sites()), _error(ours, exact), _error(eager, exact)
@@ -215,7 +218,7 @@ def _error(found: list[Tensor | None], exact: list[Tensor | None]) -> float:
 
 
 def is_right(ours: float, eager: float) -> bool:
-    """Whether an error is that of rounding to float32, given the error of the program that is not compiled."""
+    """Whether an error is that of rounding, given the error of the program that is not compiled."""
     return ours <= 4 * eager + 2e-6
 
 
