@@ -33,7 +33,7 @@ from ..support import diffusers_models, hf_programs
 from ..support.hf_models import build, token_ids
 from ..support.model_table import line
 from ..support.processes import run_python
-from . import megatron, sources, titan
+from . import megatron, modded_nanogpt, prime_rl, sources, titan
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "programs.json"
@@ -122,6 +122,17 @@ def _nanochat() -> object:
     return torch.compile(model, backend=traced, dynamic=False)(tokens, tokens)
 
 
+# ---- prime-rl and modded-nanogpt: their attention layers, for which flash-attn's operators stand in ----
+
+
+def _modded_nanogpt(*, key_offset: bool) -> Callable[[], object]:
+    return lambda: modded_nanogpt.step(lambda layer: torch.compile(layer, backend=traced), key_offset=key_offset)
+
+
+def _prime_rl(version: int) -> Callable[[], object]:
+    return lambda: prime_rl.step(version, lambda layer: torch.compile(layer, backend=traced))
+
+
 # ---- diffusers ----
 
 
@@ -158,6 +169,10 @@ PROGRAMS = (
     Program("megatron-core", "GPT", "dash_inductor.integrations.megatron", _megatron),
     Program("nanoGPT", "GPT", "SDPA", _nanogpt),
     Program("nanochat", "GPT", "SDPA", _nanochat),
+    Program("modded-nanogpt", "layer", "varlen", _modded_nanogpt(key_offset=False)),
+    Program("modded-nanogpt", "layer with shifted keys", "varlen", _modded_nanogpt(key_offset=True)),
+    Program("prime-rl", "layer of flash-attn 2", "varlen", _prime_rl(2)),
+    Program("prime-rl", "layer of flash-attn 3", "varlen", _prime_rl(3)),
     Program("diffusers", "UNet (Stable Diffusion)", "SDPA", _diffusers(diffusers_models.UNET)),
     Program("diffusers", "SD 3", "SDPA", _diffusers(diffusers_models.SD3)),
     Program("diffusers", "Flux", "SDPA", _diffusers(diffusers_models.FLUX)),

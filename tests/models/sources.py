@@ -14,6 +14,11 @@ from types import ModuleType
 FOLDER = Path(__file__).parents[2] / ".programs" / "sources"
 SOURCES = {
     "nanoGPT": ("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291"),
+    "modded-nanogpt": (
+        "https://github.com/KellerJordan/modded-nanogpt",
+        "f411b3d346aa52d3504324ca93c230fd84c6c07f",
+    ),
+    "prime-rl": ("https://github.com/PrimeIntellect-ai/prime-rl", "559b44772e471d1538537b8805cc77f3824a5e64"),
     "nanochat": ("https://github.com/karpathy/nanochat", "92d63d4e8bb4df75c3b71618f31ddde2378b2bcd"),
 }
 """Repositories, and the commits that the table of programs is made with."""

@@ -464,7 +464,7 @@ def fa3(namespace: str = "flash_attn_3") -> Callable[..., Any]:
             ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu: Tensor | None, cu_k: Tensor | None, rest: Any
         ) -> Any:
             longest, causal, window, softcap, options = rest
-            facts = {"softmax_scale": q.shape[-1] ** -0.5, "softcap": softcap}
+            facts = {"softmax_scale": options.pop("softmax_scale", q.shape[-1] ** -0.5), "softcap": softcap}
             facts |= {"window_size_left": window[0], "window_size_right": window[1]}
             facts |= {"max_seqlen_q": longest, "max_seqlen_k": longest, "cu_seqlens_q": cu, "cu_seqlens_k": cu_k}
             out, lse, _, _ = operators._flash_attn_forward(q, k, v, causal=causal, **facts, **options)
