@@ -40,7 +40,7 @@ class Inputs:
     """A forward pre-hook that hashes the gradients of a module's arguments.
 
     It replaces each argument that requires a gradient by a clone, since in the program, too, it was the result of an
-    earlier operation.
+    earlier operation; an argument given twice has one clone.
 
     Args:
         execution: gets the gradients, as "input 1", "input 2", ...
@@ -53,15 +53,15 @@ class Inputs:
         """Put hooks on the arguments' gradients; returns the arguments to use, or None while code is being compiled."""
         if torch.compiler.is_compiling():
             return None
-        number = 0
+        clones: dict[int, Tensor] = {}
 
         def handed_on(leaf: Any) -> Any:
-            nonlocal number
             if not isinstance(leaf, Tensor) or not leaf.requires_grad:
                 return leaf
-            number += 1
-            label, observe = f"input {number}", self._execution.observe_in_step
-            leaf.register_hook(lambda g: None if g is None else observe(phases.LOCAL_GRADIENT, [(label, g)]))
-            return leaf.clone()
+            if id(leaf) not in clones:
+                label, observe = f"input {len(clones) + 1}", self._execution.observe_in_step
+                leaf.register_hook(lambda g: None if g is None else observe(phases.LOCAL_GRADIENT, [(label, g)]))
+                clones[id(leaf)] = leaf.clone()
+            return clones[id(leaf)]
 
         return tree_map(handed_on, (args, kwargs))

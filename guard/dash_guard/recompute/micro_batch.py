@@ -169,7 +169,7 @@ class MicroBatch:
     def of(cls, root: nn.Module, args: Any, kwargs: Any) -> MicroBatch:
         """Record a call with copies of its arguments."""
         leaves, structure = tree_flatten((args, kwargs))
-        copies = [_copied(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        copies = _fresh(leaves)
         devices = {p.device.type for p in root.parameters()} | {t.device.type for t in copies if isinstance(t, Tensor)}
         return cls(root, copies, structure, Settings.now(devices - {"meta"}))
 
@@ -192,12 +192,12 @@ class MicroBatch:
         return ""
 
     def signature(self) -> int:
-        """A signed 64-bit hash of the module's class and the structure and types of its arguments.
+        """A signed 64-bit hash of the module's class, and of the structure, types and repetitions of its arguments.
 
         Ranks can run each other's micro-batches only if it is equal.
         """
         kinds = [str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in self.leaves]
-        return _number(f"{type(self.root).__name__} {self.structure} {kinds}")
+        return _number(f"{type(self.root).__name__} {self.structure} {kinds} {_first_places(self.leaves)}")
 
     def shapes(self) -> int:
         """A signed 64-bit hash of the shapes and strides of tensor arguments, and of the values of other arguments."""
@@ -235,6 +235,9 @@ class MicroBatch:
                 leaves.append(_laid_out(tensor, stride, ours.device).requires_grad_(needs_gradient))
             else:
                 leaves.append(theirs)
+        leaves = [
+            leaf if first < 0 else leaves[first] for leaf, first in zip(leaves, _first_places(self.leaves), strict=True)
+        ]
         return MicroBatch(self.root, leaves, self.structure, self.settings)
 
     def samples(self) -> int:
@@ -244,10 +247,8 @@ class MicroBatch:
 
     def turned(self) -> MicroBatch:
         """This call with every sample shifted by one place along the first dimension."""
-        leaves = [
-            leaf.detach().roll(1, 0).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-            for leaf in self.leaves
-        ]
+        turned = {id(leaf): _rolled(leaf) for leaf in self.leaves if isinstance(leaf, Tensor)}
+        leaves = [turned.get(id(leaf), leaf) for leaf in self.leaves]
         return MicroBatch(self.root, leaves, self.structure, self.settings, turns=True)
 
     def silenced(self) -> MicroBatch:
@@ -271,7 +272,7 @@ class MicroBatch:
         Raises:
             WroteParameters: the call wrote parameters, see `undisturbed`.
         """
-        args, kwargs = tree_unflatten([_fresh(leaf) for leaf in self.leaves], self.structure)
+        args, kwargs = tree_unflatten(_fresh(self.leaves), self.structure)
         with ExitStack() as stack:
             stack.enter_context(undisturbed([self.root], self.root.parameters(), execution, copies))
             if self.saved is not None:
@@ -451,6 +452,10 @@ def _noise(tensor: Tensor, seed: int, turned: int) -> Tensor:
     return noise
 
 
+def _rolled(tensor: Tensor) -> Tensor:
+    return tensor.detach().roll(1, 0).requires_grad_(tensor.requires_grad)
+
+
 def _copied(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     whole = isinstance(tensor, DTensor) or tensor.layout != torch.strided
@@ -458,9 +463,16 @@ def _copied(tensor: Tensor) -> Tensor:
     return copy.requires_grad_(tensor.requires_grad)
 
 
-def _fresh(leaf: Any) -> Any:
-    """A copy of an argument, which the call may write to."""
-    return _copied(leaf) if isinstance(leaf, Tensor) else leaf
+def _fresh(leaves: Sequence[Any]) -> list[Any]:
+    """Arguments with copies of the tensors, which the call may write to; a tensor given twice has one copy."""
+    copies = {id(leaf): _copied(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+    return [copies.get(id(leaf), leaf) for leaf in leaves]
+
+
+def _first_places(leaves: Sequence[Any]) -> list[int]:
+    """For each argument, the place at which the same tensor is given first; -1 for others than tensors."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(leaf), place) if isinstance(leaf, Tensor) else -1 for place, leaf in enumerate(leaves)]
 
 
 def _described(leaf: Any) -> Any:

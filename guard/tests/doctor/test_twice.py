@@ -353,6 +353,36 @@ RESULT = train(model, X)
 """,
         "Linear",
     ),
+    "one tensor twice": (
+        """
+class Once(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x, *, labels):
+        if x is not labels:
+            raise ValueError("two tensors")
+        labels.add_(1)
+        return self.layer(x)
+RESULT = train(Once(), X, labels=X)
+""",
+        "Once",
+    ),
+    "one tensor with a gradient twice": (
+        """
+class Once(nn.Module):
+    def forward(self, x, y):
+        if x is not y:
+            raise ValueError("two tensors")
+        return x * y
+model, once = nn.Linear(4, 4), Once()
+for _ in range(2):
+    x = model(X)
+    once(x, x).sum().backward()
+RESULT = [model.weight.grad]
+""",
+        "Linear, Once",
+    ),
     "evaluation first": (
         """
 model = nn.Linear(4, 4)
