@@ -89,8 +89,8 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     *,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
@@ -105,7 +105,8 @@ def flash_attn_varlen_func(
         q: [tokens, heads, head dimension].
         k, v: [tokens, key heads, head dimension].
         cu_seqlens_q, cu_seqlens_k: int32 [documents + 1]: the first token of each document, and the end of the last.
-        max_seqlen_q, max_seqlen_k: the length of the longest document.
+        max_seqlen_q, max_seqlen_k: the length of the longest document; None, as FlashAttention-4 allows, for the number
+            of tokens, which no document exceeds.
         dropout_p: 0, because PyTorch's packed operator has no dropout.
         softmax_scale, causal, window_size, deterministic, others: as of `flash_attn_func`.
 
@@ -119,7 +120,7 @@ def flash_attn_varlen_func(
     if dropout_p:
         raise ArgumentError("dropout_p", dropout_p, "0 with packed documents")
     starts = cu_seqlens_q, cu_seqlens_k
-    longest = int(max_seqlen_q), int(max_seqlen_k)
+    longest = [len(x) if given is None else int(given) for x, given in ((q, max_seqlen_q), (k, max_seqlen_k))]
     return packed_attention(q, k, v, *starts, *longest, scale=softmax_scale, window=_window(window_size, causal))
 
 

@@ -103,12 +103,13 @@ def test_a_call(options: dict[str, Any], lengths: tuple[int, int]) -> None:
     assert {record.status for record in sites()} == {"replaced"}
 
 
+@pytest.mark.parametrize("said", [True, False], ids=["the longest is said", "it is not said"])
 @pytest.mark.parametrize("window", [(-1, 0), (-1, -1), (20, 0)], ids=str)
-def test_packed_documents(window: tuple[int, int]) -> None:
+def test_packed_documents(window: tuple[int, int], said: bool) -> None:
     """Other numbers of tokens and of documents, too; one record for each compilation."""
     options = {"causal": window[1] == 0, "window_size": (window[0], -1)}
     for places in ((0, 30, 31, 100), (0, 64, 90), (0, 12, 50, 51, 120)):
-        starts, longest = documents(*places), max(b - a for a, b in itertools.pairwise(places))
+        starts, longest = documents(*places), max(b - a for a, b in itertools.pairwise(places)) if said else None
         given = tensors(places[-1])
         expected = packed_attention(*given, starts, window)
         grads = torch.autograd.grad(expected.square().sum(), given)
