@@ -156,8 +156,9 @@ def _commands(code: str) -> Iterator[tuple[str, str]]:
 
 
 def _with_this_python(command: str) -> str:
-    """The command with this interpreter, and with the console commands of the packages as modules of it."""
+    """The command with this interpreter, and with the console commands of packages as modules of it."""
     python = shlex.quote(sys.executable)
+    command = re.sub(r"^pytest(?=\s)", rf"{python} -m pytest", command)
     command = re.sub(r"(^|\s)dash-(inductor|guard)(?=\s)", rf"\1{python} -m dash_\2", command)
     return re.sub(r"(^|\s)python(?=\s)", rf"\1{python}", command)
 
