@@ -14,9 +14,10 @@ from ..passes.ops.operators import (
     one_hot_matmul_sum,
     unrolled_reductions,
 )
-from . import attention, mask_tables
+from . import attention, document_tiles, mask_tables
 
 MODULES = (
-    attention, banded_matmul, distinct, grouped_mm, index_sums, mask_tables, one_hot_matmul_sum, unrolled_reductions,
+    attention, banded_matmul, distinct, document_tiles, grouped_mm, index_sums, mask_tables, one_hot_matmul_sum,
+    unrolled_reductions,
 )  # fmt: skip
 """The modules that define operators."""

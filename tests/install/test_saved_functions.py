@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+import dash_inductor
+from dash_inductor.operators.all import MODULES
+
 from ..support.processes import run_python
 
 # Attention whose source is found again in another process, as the precompile cache wants it.
@@ -65,6 +68,12 @@ def test_operators_are_defined_when_they_are_asked_for(env: dict[str, str]) -> N
         """,
         **env,
     )
+
+
+def test_all_modules_that_define_operators_are_listed() -> None:
+    folder = Path(dash_inductor.__file__).parent
+    defining = {path for path in folder.rglob("*.py") if 'library.Library("dash_inductor"' in path.read_text()}
+    assert {Path(str(module.__file__)) for module in MODULES} == defining
 
 
 @pytest.mark.parametrize("first", ["torch.ops.dash_inductor.attention_backward", "import torch._inductor.compile_fx"])
