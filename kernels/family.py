@@ -112,6 +112,13 @@ class Family:
         """
         return None
 
+    def splits_keys(self, site: Site) -> bool:
+        """Returns whether the forward of a site may split the keys, at lengths that the site may have.
+
+        The bits of a query then depend on how many queries and keys there are.
+        """
+        return False
+
     def covers_dims(self, site: Site, arch: str) -> bool:
         """Returns whether the family covers the dtype and the head dims of `site` on `arch`, given as for `runs_on`."""
         dims = site.head_dim, site.value_dim

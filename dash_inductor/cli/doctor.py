@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from ..errors import ArgumentError
 from . import outputs, script_arguments
 
 EPILOG = f"""
@@ -21,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run the first step of the program again to see whether it computes the same bits",
     )
+    parser.add_argument(
+        "--batch-invariance",
+        action="store_true",
+        help="also name operators of compiled graphs whose bits may depend on the batch size or the number of tokens",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="also print what is as it should be")
     script_arguments.add_arguments(parser, required=False)
     parser.epilog = EPILOG
@@ -33,9 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     script_arguments.check(arguments)
     if arguments.script is None:
+        if arguments.batch_invariance:
+            raise ArgumentError("batch_invariance", True, "a script beside it, whose graphs are read")
         findings = doctor.diagnose()
     else:
-        findings = doctor.diagnose_program(lambda: _run(arguments), arguments.script, not arguments.once)
+        findings = doctor.diagnose_program(
+            lambda: _run(arguments), arguments.script, not arguments.once, arguments.batch_invariance
+        )
     code = doctor.exit_code(findings)
     if arguments.json:
         shown = {"exit_code": code, "summary": summary(findings), "findings": [one.as_dict() for one in findings]}

@@ -21,7 +21,10 @@ def diagnose() -> tuple[Finding, ...]:
 
 
 def diagnose_program(
-    run_program: Callable[[], object], name: str = "the program", repeat: bool = True
+    run_program: Callable[[], object],
+    name: str = "the program",
+    repeat: bool = True,
+    batch_invariance: bool = False,
 ) -> tuple[Finding, ...]:
     """Runs a program, and returns all findings about the machine, the program's settings at each compile, and what it
     does.
@@ -31,10 +34,16 @@ def diagnose_program(
             becomes a finding, and its traceback is printed on stderr.  An interruption becomes a finding too.
         name: the name of the program in findings, for example its file.
         repeat: whether to run the forwards and backwards of its first step again, to compare their bits.
+        batch_invariance: whether to name the operators of compiled graphs whose bits may depend on the number of rows.
     """
     found: dict[Finding, None] = dict.fromkeys(run(machine.CHECKS))
     running = Running(name, repeat)
-    with running.watched(), program.watching(found, running):
+    operators = None
+    if batch_invariance:
+        from .batch_invariance import BatchInvariance  # imports Inductor, without which all other checks go on
+
+        operators = BatchInvariance()
+    with running.watched(), program.watching(found, running, operators):
         try:
             run_program()
         except (Stopped, KeyboardInterrupt) as end:
@@ -44,7 +53,8 @@ def diagnose_program(
             traceback.print_exc()
             what = f"the program ended with {type(error).__name__}{_first_line(error)}"
             found[Finding("program", Severity.WARNING, what, "Its traceback is on the standard error.")] = None
-    found.update(dict.fromkeys(run((*program.AFTERWARDS, *running.checks))))
+    asked = () if operators is None else (operators.batch_invariance,)
+    found.update(dict.fromkeys(run((*program.AFTERWARDS, *running.checks, *asked))))
     return tuple(found)
 
 

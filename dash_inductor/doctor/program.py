@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
@@ -27,6 +27,9 @@ from .findings import Check, Finding, Seen, Severity, run
 from .libraries import PACKAGES
 from .running import Running
 from .unwritten import reads_unwritten
+
+if TYPE_CHECKING:
+    from .batch_invariance import BatchInvariance
 
 OK, NOTE, WARNING, ERROR = Severity
 
@@ -90,7 +93,7 @@ AFTERWARDS: tuple[Check, ...] = (attention,)
 
 
 @contextmanager
-def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
+def watching(found: dict[Finding, None], running: Running, operators: BatchInvariance | None = None) -> Iterator[None]:
     """A context manager that runs the checks of `COMPILING` for each graph that is compiled inside its block.
 
     No graph is loaded from a cache meanwhile, because it would not be compiled.
@@ -98,6 +101,7 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
     Args:
         found: a dict used as an ordered set, to which the findings are added.
         running: receives the graphs, and the lines at which graphs switch the flag.
+        operators: receives the graphs, too.
     """
 
     def look_at_dynamo(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -115,6 +119,8 @@ def watching(found: dict[Finding, None], running: Running) -> Iterator[None]:
         read = list(dict.fromkeys(reads_unwritten(graph.graph)))
         unwritten = unwritten or bool(read)
         found.update(dict.fromkeys(run([unwritten_memory(read)])))
+        if operators is not None:
+            operators.compiled(graph, bool(kwargs.get("is_backward")))
         backward = [draws_in(graph.graph)] if kwargs.get("is_backward") else []
         found.update(dict.fromkeys(run([*COMPILING, *backward])))
 

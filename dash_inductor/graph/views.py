@@ -21,8 +21,8 @@ def viewed(node: Node) -> Node | None:
     if not isinstance(source, Node):
         return None
     if node.target is operator.getitem:  # one of several views, such as those of `split`
-        return source if _is_view(source.target) else None
-    return source if _is_view(node.target) else None
+        return source if is_view(source.target) else None
+    return source if is_view(node.target) else None
 
 
 def chain(node: Node) -> Iterator[Node]:
@@ -43,7 +43,8 @@ def shows_input(node: Node) -> bool:
     return base(node).op != "call_function"
 
 
-def _is_view(target: object) -> bool:
+def is_view(target: object) -> bool:
+    """Return whether the target of a node is an operator whose results share the memory of an argument."""
     if not isinstance(target, OpOverload):
         return False
     schema = target._schema

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...model.mask import MAX_LENGTH
 from ...model.operands import ADDED
 from ...model.plan import Plan, Tiles
 from ...model.relations import RELATIONS, fit_tables
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Documents, Family
 from .calibration import CALIBRATIONS
-from .kernel_configs import CANDIDATES, FORWARD_CONFIGS, dims_of_tile
+from .kernel_configs import CANDIDATES, FORWARD_CONFIGS, dims_of_tile, suits_parts
 from .prediction import ARCH, backward_us, forward_us, rates_of_forward, unpredicted
 
 NARROW = 64
@@ -86,6 +87,11 @@ class Hopper(Family):
 
     def leaves(self, site: Site) -> str | None:
         return _narrow(site)
+
+    def splits_keys(self, site: Site) -> bool:
+        q_len = 1 if site.q_len is None else site.q_len
+        kv_len = MAX_LENGTH if site.kv_len is None else site.kv_len
+        return suits_parts(site.spec.traits, q_len, kv_len, site.group)
 
     def unpredicted(self, plan: Plan, site: Site, arch: str, gpu: str, documents: Documents | None) -> str | None:
         return unpredicted(plan, site, arch, gpu, CALIBRATIONS[gpu], documents)
