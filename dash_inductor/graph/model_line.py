@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import re
-import site
-import sys
-import sysconfig
 from collections.abc import Iterable
-from pathlib import Path
 
 from torch.fx import Node
+
+from ..installed import is_installed
 
 _NOT_OF_THE_MODEL = re.compile(
     r"/(torch/(nn/attention|nested/_internal|distributed/tensor/experimental/_context_parallel)|dash_inductor/doctor)/\w+\.py$"
@@ -44,19 +40,7 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 def _is_helper(file: str, line: str, function: str) -> bool:
     if _NOT_OF_THE_MODEL.search(file):
         return True
-    return function not in _OF_MODULES and file.startswith(_installed(tuple(map(str, sys.path))))
-
-
-@functools.cache
-def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders of installed packages, each with a slash at its end, and with and without symbolic links.
-
-    These are the folders of this interpreter and its user, and others on `path` that have metadata of distributions.
-    """
-    folders = [*map(sysconfig.get_path, ("purelib", "platlib")), *site.getsitepackages(), site.getusersitepackages()]
-    folders += [entry for entry in path if any(Path(entry).glob("*.dist-info"))]
-    found = map(os.path.abspath, folders)
-    return tuple({os.path.join(form, "") for folder in found for form in (folder, os.path.realpath(folder))})
+    return function not in _OF_MODULES and is_installed(file)
 
 
 def site_text(node: Node) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from dash_inductor import errors
+from dash_inductor.installed import is_installed
 
-_LIBRARIES = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _OURS = tuple(
     os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (os.path.dirname(__file__), errors.__file__)
 )
@@ -23,7 +22,7 @@ _OURS = tuple(
 def is_library(frame: FrameType) -> bool:
     """Whether a frame is in an installed package, in Python's own library or in the guard: not in the program."""
     name = frame.f_code.co_filename
-    return name.startswith((*_LIBRARIES, *_OURS, "<frozen")) or "site-packages" in name or "dist-packages" in name
+    return name.startswith((*_LIBRARIES, *_OURS, "<frozen")) or is_installed(name)
 
 
 def is_own(frame: FrameType) -> bool:
