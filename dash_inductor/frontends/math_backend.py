@@ -111,8 +111,9 @@ def _causes(on_cpu: bool, found: _Arguments) -> Iterator[str]:
         yield f"query, key and value are of different types: {', '.join(types)}"
     elif types[0] == "float64" and not on_cpu:
         yield "float64 has no fused operator on cuda"
-    if query.dim() != 4:
-        yield f"{query.dim()} dimensions instead of 4: make all in front of the heads one, those of the mask too"
+    other_than_4 = next((tensor.dim() for tensor in (query, key, value) if tensor.dim() != 4), None)
+    if other_than_4 is not None:
+        yield f"{other_than_4} dimensions instead of 4: make all in front of the heads one, those of the mask too"
         return
     if found.dropout and on_cpu:
         yield "dropout, which the fused operator of the CPU does not have"

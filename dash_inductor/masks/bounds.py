@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph.nodes import bind, op_name
-from ..graph.sizes import static
 
 Interval = tuple[float, float]
 
@@ -25,6 +24,9 @@ MOST_NODES = 1000
 
 _ROUNDING = 2.0**-7
 """The relative error of an operator that rounds to bfloat16; other dtypes have smaller ones, on any device."""
+
+_LONGEST = 2**40
+"""Where the number of positions is dynamic, they are bounded as so many: more have no memory."""
 
 _CREATED = ("prims::iota", "aten::full", "aten::scalar_tensor")
 
@@ -161,11 +163,10 @@ def _abs(node: Node, found: dict[Node, Interval]) -> Interval:
 
 
 def _iota(node: Node, _: dict[Node, Interval]) -> Interval:
-    args = bind(node)
-    numbers = [static(args[name]) for name in ("length", "start", "step")]
-    if None in numbers or not numbers[0]:
+    length, start, step = (bind(node)[name] for name in ("length", "start", "step"))
+    if not length or not isinstance(start, int) or not isinstance(step, int):
         raise _Unknown
-    length, start, step = map(float, numbers)  # type: ignore[arg-type]  # none is None
+    length = length if isinstance(length, int) else min(_LONGEST, torch.iinfo(node.meta["val"].dtype).max)
     return min(start, start + (length - 1) * step), max(start, start + (length - 1) * step)
 
 

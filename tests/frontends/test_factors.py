@@ -141,6 +141,7 @@ FINITE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize(
     ("frontend", "name"),
@@ -150,7 +151,9 @@ FINITE: dict[str, Callable[[Tensor], Tensor]] = {
         *(("by hand", f"infinite {name}") for name in WRITTEN),
     ],
 )
-def test_factors_that_the_graph_makes_infinite_are_not_replaced(name: str, frontend: str, side: str) -> None:
+def test_factors_that_the_graph_makes_infinite_are_not_replaced(
+    name: str, frontend: str, side: str, dynamic: bool
+) -> None:
     kind, _, form = name.partition(" ")
     factor = (INFINITE | WRITTEN if kind == "infinite" else FINITE)[form]
 
@@ -165,10 +168,10 @@ def test_factors_that_the_graph_makes_infinite_are_not_replaced(name: str, front
     results = list[Tensor]()
     with training() as graphs:
         if frontend == "by hand":
-            results = step(graphs.compile(by_hand), inputs)
+            results = step(graphs.compile(by_hand, dynamic=dynamic), inputs)
         else:
             with torch.no_grad():
-                graphs.compile(flex)(*inputs)
+                graphs.compile(flex, dynamic=dynamic)(*inputs)
     (record,) = sites()
     if kind == "finite":
         assert record.status == "replaced", record.detail

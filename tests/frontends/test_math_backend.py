@@ -57,6 +57,10 @@ def by_choice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
 
+def shared_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.vmap(lambda q: F.scaled_dot_product_attention(q, k, v))(q)
+
+
 def hand_written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout((q @ k.mT * 0.3 + 1).softmax(-1), 0.1) @ v
 
@@ -80,6 +84,7 @@ def compiled(function: Function, inputs: list[Tensor], **settings: Any) -> Joint
         ),
         (dropout, QKV, torch.float64, ["float64 on cpu", "dropout"]),
         (plain, [(4, 8, 16)] * 3, torch.float32, ["3 dimensions instead of 4"]),
+        (shared_keys, [QKV[0], *[(4, 8, 16)] * 2], torch.float32, ["3 dimensions instead of 4"]),
         (plain, [*QKV[:2], (2, 4, 8, 24)], torch.float32, ["head dimension 16, of value 24"]),
         (grouped, [QKV[0], (2, 2, 8, 16), (2, 2, 8, 24)], torch.float32, ["grouped heads", "of value 24"]),
         (biased, [*QKV, (2, 4, 8, 8)], torch.float32, ["a mask that needs a gradient", "float32 on cpu [2, 4, 8, 8]"]),

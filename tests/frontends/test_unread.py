@@ -49,6 +49,17 @@ def test_what_is_no_attention(function: Any, kind: str) -> None:
     assert records(function, MATRIX, kind) == []
 
 
+@pytest.mark.parametrize("q_len", [24, 0])
+def test_no_keys(q_len: int) -> None:
+    """Views of tensors without elements are followed, too."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT / 4).log_softmax(-1).exp() @ v
+
+    (record,) = records(function, [(2, 4, q_len, 16), *[(2, 4, 0, 16)] * 2], "training")
+    assert record.reason == Reason.UNSUPPORTED_OP, record.detail
+
+
 def test_a_gradient_of_a_loss() -> None:
     """As losses that compute it in the forward have it: what is expected is subtracted from the softmax."""
 

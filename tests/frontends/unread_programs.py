@@ -162,6 +162,16 @@ def _difference(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
     return (first - factor * second) @ v[:, :2]
 
 
+def _squared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = _scores(q, k).softmax(-1) ** 2
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+def _slots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = _scores(q, k).softmax(-1) + 1e-8
+    return (weights / weights.sum(-2, keepdim=True)) @ v
+
+
 MIX, ONE_MORE = (HEADS, HEADS), "softmax with one more in the sum"
 ATTENTION: dict[str, Unread] = {
     "sink in front": Unread(_sink_in_front, "a sink before the keys", (*QKV, (HEADS, 1))),
@@ -172,6 +182,8 @@ ATTENTION: dict[str, Unread] = {
     "plus a learned number": Unread(_learned_plus, ONE_MORE, (*QKV, (HEADS, 1))),
     "nan_to_num": Unread(_without_nan, "NaN among the scores becomes a number"),
     "difference": Unread(_difference, COMBINED, (*QKV, ())),
+    "squared": Unread(_squared, "its probabilities are read by"),
+    "slots": Unread(_slots, "its probabilities are read by aten::add"),
     "log_softmax": Unread(_log_softmax, "log_softmax and exp"),
     "logsumexp": Unread(_logsumexp, "log_softmax and exp"),
     "masked": Unread(_masked, "masked exponentials divided by their sum"),

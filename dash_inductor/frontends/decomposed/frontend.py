@@ -371,7 +371,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
     values = Values(scores, known.place, known.of_backward)
     values.run(softmax.exponential, softmax.totals, softmax.quotient, one_more)
     if "O" not in values.results:
-        raise Stuck(softmax.quotient, _readers(softmax.quotient))
+        raise Stuck(softmax.quotient, _readers(softmax.quotient, known.of_backward))
     reader = Reader(known.temporaries, values, Roles.of(values), known.avoid)
     double = next((node for node in values.known if is_float(node) and node.meta["val"].dtype == torch.float64), None)
     if double is not None:
@@ -446,18 +446,24 @@ def _name(node: Node) -> str:
     return f"{op_name(node) or node.op} ({node.name})"
 
 
-def _readers(node: Node) -> str:
-    """Return which nodes read probabilities, through conversions; a sum or difference of probabilities alone if any."""
+def _readers(node: Node, of_backward: Set[Node]) -> str:
+    """Return which nodes of the forward read probabilities, through conversions.
+
+    If one of them is a sum or difference with a tensor of their shape, return that alone.
+    """
     stack, found = list(node.users), list[Node]()
     for user in stack:
         name = op_name(user)
+        if user in of_backward:
+            continue
         if name in (CAST, *COPIES, *VIEWS):
             stack += user.users
             continue
         found.append(user)
         if name == "aten::mul":
             stack += (reader for reader in user.users if op_name(reader) in SUMS)
-        if name in SUMS:
+        parts = user.all_input_nodes
+        if name in SUMS and len(parts) == 2 and all(sizes.same_all(shape_of(part), shape_of(user)) for part in parts):
             return f"{COMBINED} ({user.name})"
     return "its probabilities are read by " + ", ".join(map(_name, found[:4]))
 

@@ -79,8 +79,11 @@ def viewed_as(dims: Dims, sizes: Sequence[int]) -> Dims:
 
     Args:
         dims: the labelled dimensions of the tensor.
-        sizes: the shape of the view; if it does not split or merge dimensions evenly, each dimension gets all labels.
+        sizes: the shape of the view; if it has no elements or does not split or merge dimensions evenly, each dimension
+            gets all labels.
     """
+    if 0 in sizes:
+        return _in_all(dims, sizes)
     parts = [part for dim in dims for part in dim]
     found: list[Dim] = []
     for size in sizes:

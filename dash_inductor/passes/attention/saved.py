@@ -14,12 +14,14 @@ Three rules prevent that:
   that the program may reuse its buffer.  Vectors (valid keys, document ids) are small and always saved.
 * The output of attention and its log-sum-exp are saved, too.  If the graph returns one of them, the program gets the
   tensor whose version is checked.  If the graph returns a view of it, which would be a separate tensor, the program
-  gets a view of a copy.  A matrix product is a view, too (`_unsafe_view`), which the graph does not show: the output of
-  decomposed attention is therefore always returned as a copy.
+  gets a view of a copy, and so do all results that share its memory.  A matrix product is a view, too
+  (`_unsafe_view`), which the graph does not show: the output of decomposed attention is therefore always returned as
+  a copy.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -67,28 +69,33 @@ def watch(graph: Graph) -> None:
 def _return_copies(graph: Graph, outputs: set[Any], sums: set[Any]) -> None:
     """Makes the graph return copies instead of views of `outputs` and `sums`; for a part of one, a view of a copy.
 
-    Packed attention's outputs always count as views, because a template may return them as one.
+    Results that share the memory of one of them are views of one copy, so that they still share memory.  Packed
+    attention's outputs always count as views, because a template may return them as one.
 
     Args:
         outputs: the attention outputs that backwards read.
         sums: the log-sum-exps that backwards read.
     """
     results, emitter = graph.output_node(), Emitter(graph)
-
-    def returned(node: Node) -> Node:
-        behind = list(chain(node))
-        places = [place for place, view in enumerate(behind) if view in outputs | sums]
-        if not places:
-            return node
-        if places[0] == 0 and _UNWATCHED not in node.meta and (node in sums or node.meta["val"].dim() == 4):
-            return node
-        views, shown = behind[: places[0]], behind[places[0]]
-        if sizes.same(*(sizes.spanned(each.meta["val"]) for each in (node, shown))):
-            return emitter.copied(node, before=results, like=node)
-        found = emitter.copied(shown, before=results, like=shown)
-        for view in reversed(views):
-            assert callable(view.target)
-            found = emitter.call(view.target, (found, *view.args[1:]), view.kwargs, before=results, like=view)
-        return found
-
-    results.args = tree_map_only(Node, returned, results.args)
+    showing: dict[Node, dict[Node, list[Node]]] = {}  # for each output or sum, the results and the views that show it
+    for node in results.all_input_nodes:
+        views = list(chain(node))
+        place = next((place for place, view in enumerate(views) if view in outputs | sums), None)
+        if place is not None:
+            showing.setdefault(views[place], {})[node] = views[:place]
+    copies: dict[Node, Node] = {}
+    for shown, found in showing.items():
+        only = next(iter(found)) if len(found) == 1 else None
+        watched = _UNWATCHED not in shown.meta and (shown in sums or shown.meta["val"].dim() == 4)
+        if only is shown and watched:
+            continue
+        if only is not None and sizes.same(*(sizes.spanned(node.meta["val"]) for node in (only, shown))):
+            copies[only] = emitter.copied(only, before=results, like=only)
+            continue
+        copies[shown] = emitter.copied(shown, before=results, like=shown)
+        for view in itertools.chain.from_iterable(map(reversed, found.values())):
+            if view not in copies:
+                assert callable(view.target)
+                args = copies[view.all_input_nodes[0]], *view.args[1:]
+                copies[view] = emitter.call(view.target, args, view.kwargs, before=results, like=view)
+    results.args = tree_map_only(Node, lambda node: copies.get(node, node), results.args)
