@@ -12,16 +12,16 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..upstream.eager import not_compiled
-from . import active
+from . import active, backwards
 
 
 def install() -> None:
-    """Registers global hooks on modules and optimizers, which send events to all active observers.
+    """Registers global hooks on modules, backwards and optimizers, which send events to all active observers.
 
     Graphs that were compiled with these hooks have guards on them and would be recompiled without them.  So the hooks
     are never removed.
@@ -38,12 +38,24 @@ def _register() -> None:
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
     _watch_scalers()
+    backwards.watch()
 
 
 @functools.cache
 def _watch_scalers() -> None:
-    """Wraps `GradScaler.update`, because scalers have no hooks; it ends every training step, also a skipped one."""
-    update = torch.amp.GradScaler.update
+    """Wraps two methods of `GradScaler`, because scalers have no hooks.
+
+    `scale` knows the loss; `update` ends every training step, also a skipped one.
+    """
+    scale, update = torch.amp.GradScaler.scale, torch.amp.GradScaler.update
+
+    @functools.wraps(scale)
+    def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        result = scale(scaler, outputs)
+        if isinstance(outputs, Tensor) and not torch.compiler.is_compiling():
+            for observer in tuple(active.observers):
+                observer.loss_scaled(outputs, result)
+        return result
 
     @functools.wraps(update)
     def updated(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +66,7 @@ def _watch_scalers() -> None:
         for observer in observers:
             observer.scaler_updated()
 
+    torch.amp.GradScaler.scale = scaled  # type: ignore[assignment, method-assign]
     torch.amp.GradScaler.update = updated  # type: ignore[assignment, method-assign]
 
 

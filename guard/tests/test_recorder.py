@@ -33,7 +33,7 @@ from .support.recordings import environment
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
     recording = Recording(path_of(folder, 0))
     steps = [
-        (step, {str(e.name): e.fingerprint.hex() for e in entries if e.name.phase != phases.STATE})
+        (step, {str(e.name): e.fingerprint.hex() for e in entries if e.name.phase in phases.STAGES})
         for step, entries in recording.steps()
     ]
     assert recording.ended
