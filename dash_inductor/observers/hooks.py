@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -83,12 +84,43 @@ def _after_forward(module: nn.Module, args: Any, result: Any) -> None:
 
 
 @not_compiled
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Sends the event; if the step is given a closure, which computes gradients, in a closure that sends it then."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure) or not active.observers:
+        _steps(optimizer)
+        return None
+    _waiting.add(optimizer)
+
+    @functools.wraps(closure)
+    def computed() -> Any:
+        result = closure()
+        _has_gradients(optimizer)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": computed}
+    return (args[0], computed, *args[2:]), kwargs
+
+
+_waiting: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers whose steps have begun, and whose closures have not computed gradients yet."""
+
+
+@not_compiled
+def _has_gradients(optimizer: torch.optim.Optimizer) -> None:
+    if optimizer in _waiting:
+        _waiting.remove(optimizer)
+        _steps(optimizer)
+
+
+def _steps(optimizer: torch.optim.Optimizer) -> None:
     for observer in tuple(active.observers):
         observer.before_optimizer(optimizer)
 
 
 @not_compiled
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _has_gradients(optimizer)  # of an optimizer that has not called its closure
     for observer in tuple(active.observers):
         observer.after_optimizer(optimizer)

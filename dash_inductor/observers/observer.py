@@ -61,7 +61,7 @@ class Observer:
         """
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before an optimizer steps."""
+        """Called before an optimizer steps, with complete gradients: if it gets a closure, after its first call."""
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after an optimizer has stepped."""
