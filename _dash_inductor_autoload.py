@@ -148,7 +148,7 @@ def _offer_operators() -> None:
 
 def _is_defining() -> bool:
     """Whether a module of operators is being imported right now, which asks for the operators that it defines."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_DEFINING)]
+    modules = [module for name, module in sys.modules.copy().items() if name.startswith(_DEFINING)]
     return any(getattr(module.__spec__, "_initializing", False) for module in modules)
 
 

@@ -48,27 +48,34 @@ def hashes(name: str, value: object) -> Iterator[Value]:
     Raises:
         ArgumentError: the value is none of these.
     """
-    if isinstance(value, Tensor):
-        yield name, _of_tensor(name, value)
-    elif isinstance(value, (Mapping, list, tuple)) and not value:
-        yield name, _digest(b"empty", b"")
-    elif isinstance(value, nn.Module):
-        yield from hashes(name, {**dict(value.named_parameters()), **dict(value.named_buffers())})
+    for part, leaf in _leaves(name, value):
+        yield part, _of_leaf(part, leaf)
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """The parts of a value that have no parts, each with its name."""
+    if isinstance(value, nn.Module):
+        value = {**dict(value.named_parameters()), **dict(value.named_buffers())}
     elif isinstance(value, Optimizer):
-        yield from hashes(name, value.state_dict()["state"])
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from hashes(f"{name}.{key}", part)
-    elif isinstance(value, (list, tuple)):
-        for key, part in enumerate(value):
-            yield from hashes(f"{name}.{key}", part)
-    elif isinstance(value, float):
-        yield name, _digest(b"float", struct.pack("<d", value))
-    elif value is None or isinstance(value, (bool, int, str)):
-        yield name, _digest(type(value).__name__.encode(), str(value).encode())
-    else:
-        allowed = "tensors, modules, optimizers, numbers, strings, and mappings and sequences of them"
-        raise ArgumentError(name, type(value).__name__, allowed)
+        value = value.state_dict()["state"]
+    if not isinstance(value, (Mapping, list, tuple)) or not value:
+        yield name, value
+        return
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _leaves(f"{name}.{key}", part)
+
+
+def _of_leaf(name: str, value: object) -> str:
+    if isinstance(value, Tensor):
+        return _of_tensor(name, value)
+    if isinstance(value, (Mapping, list, tuple)):
+        return _digest(b"empty", b"")
+    if isinstance(value, float):
+        return _digest(b"float", struct.pack("<d", value))
+    if value is None or isinstance(value, (bool, int, str)):
+        return _digest(type(value).__name__.encode(), str(value).encode())
+    allowed = "tensors, modules, optimizers, numbers, strings, and mappings and sequences of them"
+    raise ArgumentError(name, type(value).__name__, allowed)
 
 
 def _of_tensor(name: str, value: Tensor) -> str:
@@ -80,12 +87,21 @@ def _of_tensor(name: str, value: Tensor) -> str:
     return _digest(f"{value.dtype} {tuple(value.shape)}".encode(), plain.numpy().tobytes())
 
 
+def _device_type(tensor: Tensor) -> str:
+    return tensor.device.type
+
+
 def _digest(kind: bytes, data: bytes) -> str:
     return hashlib.sha256(kind + b"\0" + data).hexdigest()[:32]
 
 
-def environment() -> dict[str, str]:
-    """The names and values of what bits depend on besides the program: architecture, GPU or CPU, and versions."""
+def environment(of_cpu: bool = False) -> dict[str, str]:
+    """The names and values of what bits depend on besides the program: architecture, GPU or CPU, and versions.
+
+    Args:
+        of_cpu: whether the CPU has computed values, although there is a GPU.
+    """
+    cpu = {"cpu": f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"}
     found = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
@@ -94,9 +110,9 @@ def environment() -> dict[str, str]:
     }
     if torch.cuda.is_available():
         device = torch.device("cuda")
-        return {"arch": arch.arch_of(device), "gpu": torch.cuda.get_device_name(device), **found}
-    threads = f"{torch.get_num_threads()} threads"
-    return {"arch": "cpu", "cpu": f"{torch.backends.cpu.get_cpu_capability()}, {threads}", **found}
+        gpu = {"arch": arch.arch_of(device), "gpu": torch.cuda.get_device_name(device)}
+        return {**gpu, **(cpu if of_cpu else {}), **found}
+    return {"arch": "cpu", **cpu, **found}
 
 
 class Bits:
@@ -106,6 +122,7 @@ class Bits:
         self.values: list[Value] = []
         self._steps = 0
         self._is_over = False
+        self._of_cpu = False
         self._known = {id(graph): graph for graph in records.graphs()}  # a graph that is gone could share its id
 
     def step(self, **values: object) -> None:
@@ -125,10 +142,13 @@ class Bits:
             raise ArgumentError("values", values, "at least one, by name")
         found = dict[str, str]()
         for name, value in values.items():
-            for part, digest in hashes(name, value):
+            leaves = list(_leaves(name, value))
+            # An optimizer that steps on a GPU may count its steps on the CPU.
+            self._of_cpu |= {_device_type(leaf) for _, leaf in leaves if isinstance(leaf, Tensor)} == {"cpu"}
+            for part, leaf in leaves:
                 if part in found:
                     raise ArgumentError("values", f"two values with the name {part}", "values with different names")
-                found[part] = digest
+                found[part] = _of_leaf(part, leaf)
         self.values += [(f"step {self._steps}: {part}", digest) for part, digest in found.items()]
         self._steps += 1
 
@@ -140,7 +160,7 @@ class Bits:
         """`environment`, and the numerics keys of attention that was compiled, or loaded from a cache, since then."""
         graphs = [graph for graph in records.graphs() if id(graph) not in self._known]
         keys = {site.plan.numerics_key for graph in graphs for site in graph.sites if site.plan is not None}
-        return {**environment(), "numerics keys": ", ".join(sorted(keys))}
+        return {**environment(self._of_cpu), "numerics keys": ", ".join(sorted(keys))}
 
 
 @dataclass(frozen=True)

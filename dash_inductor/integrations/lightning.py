@@ -9,11 +9,12 @@ from lightning.fabric.utilities.seed import reset_seed
 
 from ..observers.log import Log
 from ..upstream.eager import is_compiled
-from ._training import DeterministicTraining, Folder
+from .training import DeterministicTraining, Folder, with_shared_arguments
 
 _log = logging.getLogger("lightning.pytorch.dash_inductor")
 
 
+@with_shared_arguments
 class DeterministicCallback(Callback):  # type: ignore[misc]  # mypy does not follow lightning
     """Makes `Trainer.fit` deterministic, and says what became of the attention.
 
@@ -32,15 +33,9 @@ class DeterministicCallback(Callback):  # type: ignore[misc]  # mypy does not fo
     Args:
         seed: for all generators; by default the one of an earlier `seed_everything`, else 0.
         compile: compile the module's forward and its submodules that have parameters, by `torch.nn.Module.compile`, if
-            nothing in it is compiled already.  Its steps are not compiled, because `self.log` in them cannot be.
-        strict: an attention that is not replaced, or a first step without compiled attention, is a `FallbackError`.
-        record: a folder for fingerprints of the training, as of `dash_guard.record`.
-        guard: a folder for findings about its ranks, as of `dash_guard.guard`.
-        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, which gets the records as a
-            table, with `record` digests of each step, and with `guard` findings as alerts.
-
-    Raises:
-        MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
+            nothing in it is compiled already.  Its steps are not compiled, because `self.log` in them cannot be; with
+            strategies of several ranks, which call steps in the place of the forward, they are, but for `self.log`.
+        strict, record, guard, log_to: as of `DeterministicTraining`, which also says what is raised.
     """
 
     def __init__(

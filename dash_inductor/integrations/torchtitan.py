@@ -11,7 +11,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from ..errors import ArgumentError
-from ._training import DeterministicTraining
+from .training import DeterministicTraining
 
 
 class DeterministicMetrics(MetricsProcessor):  # type: ignore[misc]  # mypy does not follow torchtitan

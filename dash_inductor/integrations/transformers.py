@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils.logging import get_logger
 
 from ..observers.log import Log
-from ._training import DeterministicTraining, Folder
+from .training import DeterministicTraining, Folder, with_shared_arguments
 
 _log = get_logger("transformers.dash_inductor")
 _FULL_DETERMINISM = (
@@ -20,6 +20,7 @@ _FULL_DETERMINISM = (
 )
 
 
+@with_shared_arguments
 class DeterministicCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
     """Makes the training of a `Trainer` deterministic, and says what became of its attention.
 
@@ -37,14 +38,7 @@ class DeterministicCallback(TrainerCallback):  # type: ignore[misc]  # mypy does
     callback's next training, or until `end`.
 
     Args:
-        strict: an attention that is not replaced, or a first step without compiled attention, is a `FallbackError`.
-        record: a folder for fingerprints of the training, as of `dash_guard.record`.
-        guard: a folder for findings about its ranks, as of `dash_guard.guard`.
-        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, which gets the records as a
-            table, with `record` digests of each step, and with `guard` findings as alerts.
-
-    Raises:
-        MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
+        strict, record, guard, log_to: as of `DeterministicTraining`, which also says what is raised.
     """
 
     def __init__(

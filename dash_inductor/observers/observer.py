@@ -51,8 +51,17 @@ class Observer:
     def module_ended(self, module: nn.Module, result: Any) -> None:
         """Called when the forward of a module has ended; `result` is None if it has raised an exception."""
 
+    def loss_scaled(self, loss: Tensor, scaled: Tensor) -> None:
+        """Called when a `GradScaler` has multiplied a loss by its scale."""
+
+    def backward_begins(self, tensors: Sequence[Tensor]) -> None:
+        """Called before a backward that begins at these tensors, and is given no gradients of them.
+
+        A backward inside of another one, as of a checkpoint, is no event.
+        """
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before an optimizer steps."""
+        """Called before an optimizer steps, with complete gradients: if it gets a closure, after its first call."""
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after an optimizer has stepped."""

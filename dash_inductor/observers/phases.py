@@ -17,6 +17,8 @@ STATE = "state"
 
 It is in no stage, because it changes no bit by itself.
 """
+LOSS = "loss"
+"""The number that a step differentiates; in no stage, because it decides nothing: gradients do."""
 
 STAGES = {
     INITIAL: 0,

@@ -148,7 +148,7 @@ def registered_attention() -> Iterator[Any]:
     from torch._inductor.pattern_matcher import PatternExpr
 
     folder = "torch._inductor.fx_passes.serialized_patterns._sfdp_pattern_"
-    for module in [module for name, module in sys.modules.items() if name.startswith(folder)]:
+    for module in [module for name, module in sys.modules.copy().items() if name.startswith(folder)]:
         for name, value in vars(module).items():
             if name.startswith("_sfdp_pattern_") and isinstance(value, PatternExpr):
                 yield value

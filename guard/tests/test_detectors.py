@@ -420,6 +420,30 @@ def test_foreign_ranks_are_named_and_what_ranks_have_for_themselves_is_not() -> 
     assert names(two.detect(2.0)) == [("foreign", "suspect", (0, 1))]
 
 
+@pytest.mark.parametrize(("hashes", "named", "between"), [
+    ("aa", None, ""), ("aaaa", None, ""), ("ab", (), "ranks 0 and 1"), ("abcd", (), "ranks 0, 1, 2 and 3"),
+    ("aabb", (), "ranks 0, 1, 2 and 3"), ("aaba", (2,), "rank 2 and all others"),
+    ("abaca", (1, 3), "ranks 1 and 3 and all others"),
+])  # fmt: skip
+@pytest.mark.parametrize("flag", [True, False])
+def test_string_hashes_that_differ_are_a_note_where_bits_are_wanted(
+    hashes: str, named: tuple[int, ...] | None, between: str, flag: bool
+) -> None:
+    """Once, and they explain no bits of a rank: they differ in most jobs."""
+    detector, found = Foreign(job := Job(len(hashes))), []
+    for step in (1, 5):
+        for rank, value in enumerate(hashes):
+            body = facts(rank) | {"string_hashes": ord(value)}
+            body["facts"]["settings"]["deterministic_algorithms"] = flag
+            detector.take(Message("facts", rank, step, body), float(step))
+        found += detector.detect(10.0 * step)
+    assert [(each.kind, each.severity, each.ranks) for each in found] == (
+        [("foreign", "note", named)] if named is not None and flag else []
+    )
+    assert all(f"hashes differ between {between}, and with them the order of sets" in each.sentence for each in found)
+    assert not job.explanations
+
+
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_a_setting_that_changes_later_is_compared_when_all_ranks_may_have_changed_it(

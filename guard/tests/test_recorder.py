@@ -33,7 +33,7 @@ from .support.recordings import environment
 def read(folder: Path) -> list[tuple[int, dict[str, str]]]:
     recording = Recording(path_of(folder, 0))
     steps = [
-        (step, {str(e.name): e.fingerprint.hex() for e in entries if e.name.phase != phases.STATE})
+        (step, {str(e.name): e.fingerprint.hex() for e in entries if e.name.phase in phases.STAGES})
         for step, entries in recording.steps()
     ]
     assert recording.ended
@@ -425,6 +425,73 @@ def test_a_step_that_a_scaler_skips_is_a_step(tmp_path: Path) -> None:
         False, True, False, False, True,
     ]  # fmt: skip
     assert not any("(call 2)" in name for step in steps.values() for name in step)
+
+
+class Deaf(torch.optim.SGD):
+    """Calls no closure."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+
+
+def of_closure(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    optimizer.step(closure)
+
+
+def of_named_closure(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    optimizer.step(closure=closure)
+
+
+def before(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    with torch.enable_grad():
+        closure()
+    optimizer.step(lambda: None) if isinstance(optimizer, Deaf) else optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, Deaf])
+@pytest.mark.parametrize("step", [of_closure, of_named_closure])
+def test_gradients_that_a_closure_computes(step: Callable[..., None], optimizer: Any, tmp_path: Path) -> None:
+    """They are recorded as the optimizer uses them: as where they are computed before its step."""
+    for name, how in (("a", before), ("b", before if optimizer is Deaf else step)):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        by = optimizer(model.parameters(), lr=0.1)
+
+        def closure(model: nn.Module = model, by: torch.optim.Optimizer = by) -> Tensor:
+            by.zero_grad()
+            loss: Tensor = model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            return loss
+
+        with dash_guard.record(tmp_path / name):
+            for _ in range(3):
+                how(by, closure)
+    assert read(tmp_path / "a") == read(tmp_path / "b")
+    assert "gradient weight" in names(tmp_path / "b", 3)
+    assert compare(tmp_path / "a", tmp_path / "b").verdict == "equal"
+
+
+def test_a_closure_that_is_called_several_times(tmp_path: Path) -> None:
+    """All that its calls compute is of one step."""
+    model, calls = nn.Linear(4, 2), 0
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss: Tensor = (model(torch.ones(3, 4)) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    with dash_guard.record(tmp_path):
+        optimizer.step(closure)
+        first, calls = calls, 0
+        optimizer.step(closure)
+    assert [step for step, _ in read(tmp_path)] == [1, 2]
+    for step, times in ((1, first), (2, calls)):
+        assert sum(name.startswith("activation Linear") for name in names(tmp_path, step)) == times > 1
+        assert names(tmp_path, step).count("gradient weight") == 1
 
 
 def test_a_recorder_that_fails_ends_itself(

@@ -204,3 +204,24 @@ def test_a_torch_that_lacks_something_is_one_warning() -> None:
     result = run_python(program + COMPILE)
     assert_one_warning(result, "UnsupportedVersionError: torch 2.")
     assert "joint_graph.pass_patterns as a list" in result.stderr
+
+
+def test_modules_that_another_thread_imports_meanwhile() -> None:
+    """As the threads of dash_guard do; here it is the garbage collector, which runs at the same places."""
+    run_python("""
+import gc, sys, types
+import _dash_inductor_autoload as autoload
+import torch
+from dash_inductor.upstream import defects
+from torch._inductor.pattern_matcher import PatternExpr
+
+names = [f"imported_meanwhile_{number}" for number in range(1 << 16)]
+made = [types.ModuleType(name) for name in names]
+gc.callbacks.append(lambda phase, info: sys.modules.setdefault(names.pop(), made.pop()))
+count, before = len(names), gc.get_threshold()
+gc.set_threshold(1)
+assert not autoload._is_defining()
+list(defects.registered_attention())
+gc.set_threshold(*before)
+assert len(names) < count
+""")

@@ -26,7 +26,7 @@ from dash_inductor.integrations.accelerate import DeterministicTracker, _log
 @pytest.fixture(autouse=True)
 def as_before(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Accelerate keeps its state for the process."""
-    caplog.set_level(logging.INFO, logger=_log.logger.name)
+    caplog.set_level(logging.INFO, logger=_log.name)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -71,7 +71,7 @@ def test_a_training(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
         torch._dynamo.reset()
         caplog.clear()
         weights.append(train(DeterministicTracker(seed=seed, strict=True), path=path))
-        ((level, text),) = told(caplog, _log.logger)
+        ((level, text),) = told(caplog, _log)
         assert level == logging.INFO
         assert text.endswith("dash_inductor: 1 of 1 attentions replaced")
         assert not torch.are_deterministic_algorithms_enabled()
@@ -92,8 +92,23 @@ def test_strict(compiled: bool, caplog: pytest.LogCaptureFixture) -> None:
     assert not config.strict
 
 
+def test_a_tracker_that_is_used_again_and_a_rank_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker begins again after its end; on other ranks, which have none, it ends when the next is made."""
+    tracker = DeterministicTracker()
+    for _ in range(2):
+        train(tracker, compiled=False)
+        assert not torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setenv("RANK", "1")
+    trackers = [DeterministicTracker(strict=strict) for strict in (True, False)]
+    assert [each.tracker.is_running for each in trackers] == [False, True]
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not config.strict
+    trackers[1].finish()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_variable_is_set_too_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said when the accelerator exists, because Accelerate logs by rank."""
+    """It is said once, when the tracker is made."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)

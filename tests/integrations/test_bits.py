@@ -136,6 +136,37 @@ def test_the_first_difference_is_named(steps: list[dict[str, Any]], first: str, 
     assert str(raised.value).startswith(f"{first} differs from {file.path}{more}\n")
 
 
+CPU, GPU = torch.ones(2), torch.zeros(2)
+COMPUTED: list[tuple[dict[str, Any], bool]] = [
+    ({"w": GPU}, False),
+    ({"w": CPU}, True),
+    ({"w": GPU, "loss": CPU}, True),
+    ({"state": {"exp_avg": GPU, "step": CPU}}, False),
+    ({"loss": 0.5, "w": []}, False),
+    ({"a": {"b": [CPU]}}, True),
+]
+"""Values of a step, and whether the CPU has computed one of them."""
+
+
+@pytest.mark.parametrize(("values", "of_cpu"), COMPUTED)
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_the_cpu_counts_where_it_computes(
+    values: dict[str, Any], of_cpu: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what a GPU computes has one environment on all hosts; without a GPU it always counts."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr(module.arch, "arch_of", lambda device: "sm_90")
+    monkeypatch.setattr(module, "_device_type", lambda tensor: "cuda" if tensor is GPU else "cpu")
+    found = bits_of({"first": GPU}, values, {"last": GPU}).environment()
+    assert ("cpu" in found) is (of_cpu or not has_gpu)
+    assert ("gpu" in found) is has_gpu
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda of=capability: of)
+        named = bits_of(values).environment().get("cpu", "")
+        assert named.startswith(f"{capability}, ") is ("cpu" in found)
+
+
 @pytest.mark.parametrize("name", [*module.environment(), "numerics keys"])
 def test_environments_are_kept_apart(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its bits; where they are missing, the message says what differs from the nearest that is there."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dash_inductor.errors import ArgumentError
-from dash_inductor.integrations._training import DeterministicTraining
+from dash_inductor.integrations.training import DeterministicTraining
 from dash_inductor.observers.log import Log, as_markdown
 
 from ..support.trained import WIDTH, Model, on_the_cpu  # noqa: F401  # a fixture of every test

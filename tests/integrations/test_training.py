@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import logging
 import os
 import re
@@ -18,9 +20,10 @@ from torch.optim import optimizer as optimizers
 
 import dash_inductor
 from dash_inductor import config
+from dash_inductor.doctor.flag import Flag
 from dash_inductor.errors import FallbackError, MissingPackageError
-from dash_inductor.integrations import _training
-from dash_inductor.integrations._training import DeterministicTraining
+from dash_inductor.integrations import training as shared
+from dash_inductor.integrations.training import DeterministicTraining
 from dash_inductor.records.records import clear_sites
 
 from ..support.processes import run_python
@@ -164,6 +167,44 @@ def test_a_training_that_an_exception_has_ended() -> None:
     assert len(optimizers._global_optimizer_post_hooks) == hooks
 
 
+ORDERS = sorted({order for order in itertools.permutations("aabbcc") if list(dict.fromkeys(order)) == ["a", "b", "c"]})
+"""All orders in which three trainings begin and end."""
+
+
+@pytest.mark.parametrize("flag", list(Flag))
+@pytest.mark.parametrize("strict", ["", "a", "b", "ac", "abc"])
+def test_trainings_that_overlap(flag: Flag, strict: str) -> None:
+    """Settings are in force until the last has ended, and then as before the first; `strict` while one wants it."""
+    flag.put()
+    before, hooks = settings(), len(optimizers._global_optimizer_post_hooks)
+    for order in ORDERS:
+        trainings = {name: training(strict=name in strict) for name in "abc"}
+        for name in order:
+            here = trainings[name]
+            here.end() if here.is_running else here.begin()
+            running = [each for each, of in trainings.items() if of.is_running]
+            assert torch.are_deterministic_algorithms_enabled() == (bool(running) or flag is not Flag.OFF)
+            assert torch.is_deterministic_algorithms_warn_only_enabled() == (flag is Flag.WARN_ONLY)
+            assert config.strict == any(each in strict for each in running)
+            assert len(optimizers._global_optimizer_post_hooks) == hooks + len(running)
+        assert settings() == before
+    Flag.OFF.put()
+
+
+def test_trainings_that_overlap_hear_the_same_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    first, second = training(), training()
+    first.begin()
+    second.begin()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        train(Alerting(torch.float32), compiled=False)
+    first.end()
+    second.end()
+    texts = [record.getMessage() for record in caplog.records if "warn_only=True;" in record.getMessage()]
+    assert [text.rpartition(": ")[2] for text in texts] == ["put_", "put_"]
+
+
 class Alerting(Model):
     """`put_` without accumulation has no deterministic implementation."""
 
@@ -218,10 +259,35 @@ def test_a_value_of_the_program_stays(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert [r.levelno for r in caplog.records if f"{CUBLAS}=:4096:2 is not one" in r.getMessage()] == [logging.WARNING]
 
 
-def test_only_the_first_rank_logs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+@pytest.mark.parametrize("tool", ["transformers", "lightning", "accelerate"])
+def test_help_has_the_arguments_of_all_tools(tool: str) -> None:
+    """From one place, and every argument of the signature."""
+    code = f"""
+import inspect
+import dash_inductor.integrations.{tool} as module
+from dash_inductor.integrations.training import DeterministicTraining
+
+(cls,) = (value for name, value in vars(module).items() if name in ("DeterministicCallback", "DeterministicTracker"))
+lines, shared = inspect.getdoc(cls).splitlines(), inspect.getdoc(DeterministicTraining).splitlines()
+begin, end = (next(n for n, line in enumerate(shared) if word in line) for word in ("strict:", "Attributes:"))
+assert [line for line in shared[begin:end] if line not in lines] == []
+for name in inspect.signature(cls).parameters:
+    assert any(line.startswith(f"    {{name}}: ") for line in lines), name
+"""
+    if importlib.util.find_spec(tool) is None:  # not imported: Lightning sets variables of the process
+        pytest.skip(f"{tool} is not installed")
+    run_python(code)
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+def test_only_the_first_rank_logs(
+    has_group: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the process group, or before there is one by the launcher's variable."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: has_group)
     for rank in (1, 0):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setenv("RANK", "1" if has_group else str(rank))
         training()._tell(logging.WARNING, f"rank {rank}")
     assert [record.getMessage() for record in caplog.records] == ["dash_inductor: rank 0"]
 
@@ -242,7 +308,7 @@ def test_recording_and_guard(tmp_path: Path) -> None:
 
 
 def test_dash_guard_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_training, "entry_points", lambda **_: ())
+    monkeypatch.setattr(shared, "entry_points", lambda **_: ())
     with pytest.raises(MissingPackageError, match="record and guard need dash-guard"):
         training(guard=tmp_path)
     assert CUBLAS not in os.environ
@@ -250,4 +316,4 @@ def test_dash_guard_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_core_imports_no_tool() -> None:
     tools = ("transformers", "lightning", "accelerate", "torchtitan", "dash_guard")
-    run_python(f"import sys, dash_inductor.integrations._training; assert not {set(tools)!r} & set(sys.modules)")
+    run_python(f"import sys, dash_inductor.integrations.training; assert not {set(tools)!r} & set(sys.modules)")

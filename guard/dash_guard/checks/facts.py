@@ -20,6 +20,8 @@ from .check import Check, Host
 class Facts(Check):
     """A check that sends `environment.facts` at the first event on the training thread, and when settings change.
 
+    Hashes of strings are sent beside them: unlike facts, they differ between ranks unless PYTHONHASHSEED is set.
+
     On this thread, the current GPU is that of the rank.
     """
 
@@ -45,4 +47,4 @@ class Facts(Check):
             self.rank.coverage.count(self.name, ranks=int(not self._sent))
             self._sent = now
             facts = environment.facts(self.rank.number, self.rank.world, self._every)
-            self.send(self.rank.step, facts=facts, device=device_uuid())
+            self.send(self.rank.step, facts=facts, device=device_uuid(), string_hashes=environment.string_hashes())

@@ -63,7 +63,10 @@ def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, s
     from ..recordings.compare import Comparison
 
     if arguments.html is not None:
-        shown = page.html(result, _magnitudes(result)) if isinstance(result, Comparison) else layout_page.html(result)
+        if isinstance(result, Comparison):
+            shown = page.html(result, _measured(result))
+        else:
+            shown = layout_page.html(result, _losses(result))
         outputs.write(arguments.html, shown)
     if arguments.junit is not None:
         outputs.write(arguments.junit, junit.xml(result, arguments.command, subject))
@@ -78,15 +81,24 @@ def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, s
     return result.exit_code
 
 
-def _magnitudes(result: Comparison) -> list[str]:
-    """The sections of the page about the sizes of differences, if both runs differ and have values."""
+def _losses(result: Comparison | LayoutComparison, shift: int = 0, first: int = 0) -> list[str]:
+    """The section of the page about the losses of both runs, if they have them."""
+    from ..recordings.losses import losses, sections
+
+    of_b = {step + shift: loss for step, loss in losses(result.b).items()}
+    return sections(losses(result.a), of_b, first)
+
+
+def _measured(result: Comparison) -> list[str]:
+    """The sections of the page about losses and, if both runs differ and have values, the sizes of differences."""
     from ..recordings import layout_page
     from ..recordings.layouts import compare_layouts, has_values
 
-    folders = Path(result.a), Path(result.b)
-    if result.first is None or not all(map(has_values, folders)):
-        return []
-    return layout_page.magnitudes(compare_layouts(*folders))
+    folders, first = (Path(result.a), Path(result.b)), result.first
+    found = _losses(result, result.shift, 0 if first is None else first.step)
+    if first is None or not all(map(has_values, folders)):
+        return found
+    return found + layout_page.magnitudes(compare_layouts(*folders))
 
 
 def _json(result: Comparison | LayoutComparison) -> str:

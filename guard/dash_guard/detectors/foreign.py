@@ -15,6 +15,7 @@ from typing import Any
 
 from dash_inductor.untrusted import printable, shortened
 
+from ..observation.labels import ORDER_OF_SETS, STRING_HASHES
 from ..report.findings import Finding
 from ..transport.messages import Message
 from . import wording
@@ -33,6 +34,9 @@ _SHOWN = 16
 class Foreign(Detector):
     """A detector that compares the facts (versions, settings, environment) and the numerics keys of all ranks.
 
+    Ranks whose hashes of strings differ are a note, if all of them have deterministic algorithms on: a program that
+    iterates over a set of strings does so in another order on each of them.
+
     Facts are compared when all ranks have sent them, and, like numerics keys, whenever they have changed and then not
     changed for a while.
     """
@@ -43,6 +47,7 @@ class Foreign(Detector):
         super().__init__(job, **settings)
         self._facts: dict[int, dict[str, str]] = {}
         self._counts: dict[str, Counter[str]] = {}  # ranks by the value of each fact
+        self._hashes: dict[int, str] = {}  # of strings
         self._keys: dict[int, str] = {}
         self._shapes: dict[int, str] = {}
         self._since: float | None = None
@@ -56,6 +61,7 @@ class Foreign(Detector):
         if message.kind == "joined":
             self._keys.pop(message.rank, None)
             self._count(self._facts.pop(message.rank, {}), -1)
+            self._hashes.pop(message.rank, None)
             self._steps.pop(message.rank, None)
         elif message.kind == "facts":
             if message.rank in self._facts:
@@ -63,6 +69,7 @@ class Foreign(Detector):
             self._count(self._facts.pop(message.rank, {}), -1)
             facts = {sys.intern(name): sys.intern(value) for name, value in _leaves(message.body["facts"])}
             self._facts[message.rank] = facts
+            self._hashes[message.rank] = str(message.body.get("string_hashes"))
             self._count(facts, 1)
             self._since = now
             self._explain()
@@ -80,6 +87,7 @@ class Foreign(Detector):
         if self._since is not None and (complete or now - self._since > _PATIENCE):
             self._since = None
             found += self._compare(self._facts, self._counts, "")
+            found += self._compare_hashes()
         if self._keys_since is not None and now - self._keys_since > _PATIENCE:
             self._keys_since = None
             stages: dict[str, list[int]] = {}  # ranks with the same collectives hold the same part of a model
@@ -147,6 +155,27 @@ class Foreign(Detector):
         if undecided and self._is_new((), undecided):
             found.append(self._halves(undecided, sorted(facts), prefix))
         return found
+
+    def _compare_hashes(self) -> list[Finding]:
+        """A note about ranks whose hashes of strings differ from those of a majority, or of all if there is none."""
+        hashes = {rank: self._hashes[rank] for rank in sorted(self._facts)}
+        most, times = Counter(hashes.values()).most_common(1)[0] if hashes else ("", 0)
+        odd = [rank for rank, value in hashes.items() if 2 * times <= len(hashes) or value != most]
+        wanted = all(facts.get("settings.deterministic_algorithms") == "true" for facts in self._facts.values())
+        if not odd or not wanted or not self._is_new(tuple(odd), {STRING_HASHES: None}):
+            return []
+        others = " and all others" if len(odd) < len(hashes) else ""
+        return [
+            Finding(
+                "foreign",
+                "note",
+                f"Python's string hashes differ between {wording.ranks(odd)}{others}, {ORDER_OF_SETS}",
+                "nothing, if the program iterates over no set of strings; else start it with PYTHONHASHSEED=0",
+                ranks=tuple(odd) if others else (),
+                cause="program",
+                evidence={"ranks": odd},
+            )
+        ]
 
     def _is_new(self, ranks: tuple[int, ...], names: Mapping[str, object]) -> bool:
         key = ranks, tuple(names)

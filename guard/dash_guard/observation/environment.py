@@ -66,6 +66,11 @@ def changeable() -> dict[str, Any]:
     return settings() | {"initial_seed": None, "threads": torch.get_num_threads()}
 
 
+def string_hashes() -> int:
+    """A number that differs between processes in which hashes of strings do, and so the order of sets of strings."""
+    return hash("string hashes")
+
+
 def numerics_keys() -> tuple[str, ...]:
     """The sorted numerics keys of all attentions that this process has compiled; equal keys promise equal bits."""
     records = sys.modules.get("dash_inductor.records.records")

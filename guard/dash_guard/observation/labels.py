@@ -10,6 +10,12 @@ EVALUATION = " (evaluation"
 GENERATOR = "generator of "
 """Begins the names of random number generators."""
 
+STRING_HASHES = "string hashes"
+"""The name of what PYTHONHASHSEED decides."""
+
+ORDER_OF_SETS = "and with them the order of sets of strings"
+"""What differs where string hashes do: the end of a sentence."""
+
 _CALL = re.compile(r" \(call [0-9]+\)$")
 
 

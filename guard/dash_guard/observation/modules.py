@@ -182,6 +182,7 @@ class Modules:
             self._observe(phases.INPUT, label + self._calls.mode, tensor, place)
             place += 1
 
+    @not_compiled  # hooks of gradients run in a backward, which a compiled function may call
     def _observe(self, phase: str, name: str, tensor: Tensor | None, place: int | None = None) -> None:
         if tensor is None or not self._sink.is_on():
             return

@@ -33,7 +33,8 @@ from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import local, why_unseen
 from ..upstream.generators import mt19937_of_cpu, philox_of_devices
 from . import generators
-from .labels import GENERATOR
+from .environment import string_hashes
+from .labels import GENERATOR, STRING_HASHES
 from .optimizers import OptimizerNames, settings
 
 Value = str | int | float | bool | None | Arriving
@@ -61,7 +62,7 @@ class State:
 
     def of_forward(self) -> dict[str, Value]:
         """The state that a forward begins with: generators, and where the data are."""
-        return {**generators_now(), "string hashes": hash("string hashes"), **_autocast(), **self._of_data()}
+        return {**generators_now(), STRING_HASHES: string_hashes(), **_autocast(), **self._of_data()}
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Value]:
         """The state that an optimizer steps with: settings of its groups of parameters, and its count of steps."""

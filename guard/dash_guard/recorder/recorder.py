@@ -34,6 +34,7 @@ from ..recordings.file import Name
 from ..recordings.limits import TEXT
 from ..recordings.writer import Writer
 from . import in_graphs
+from .losses import Losses
 from .replicas import Replicas
 from .step_digests import StepDigests
 from .steps import Observed, StepWriter
@@ -76,6 +77,8 @@ def record(
       finds them; settings and counters of optimizers, before they step; the scale of a `GradScaler`;
     * in the first step, the parameters before it, as its optimizer has them;
     * tensors that are given to the outermost module, results of modules, and gradients of these results;
+    * its loss, as a number: the sum of the tensors of one element whose `backward` the step calls, without the scale of
+      a `GradScaler`;
     * gradients of attention (dQ, dK, dV) of every site that dash_inductor replaces in a graph compiled while recording;
     * with DDP, each parameter's gradient of this rank, before gradients are reduced;
     * each parameter's gradient as the optimizer gets it, and the parameter after the step;
@@ -205,6 +208,7 @@ class Recorder(Observer):
         self._every, self._state = every, state
         self._begun = False  # whether the state that a forward begins with has been read in the present step
         self._values: dict[str, Value] = {}  # state of the present step that was not handed to the writer yet
+        self._losses = Losses()
         self._gathered: GatheredValues | None = None
         self._flushed = False  # whether the writer has a part of the present step
         self._optimizers = None if optimizers is None else {id(optimizer) for optimizer in optimizers}
@@ -327,6 +331,25 @@ class Recorder(Observer):
         with self._lock:
             if self.recording():
                 self._read_state(lambda: self._state.of_scaler(scaler))
+
+    def loss_scaled(self, loss: Tensor, scaled: Tensor) -> None:
+        """Note a loss that is about to be differentiated in the place of its product with a scale."""
+        with self._lock:
+            self.begin()
+            if self.recording():
+                self._safely(lambda: self._losses.scaled(loss, scaled))
+
+    def backward_begins(self, tensors: Sequence[Tensor]) -> None:
+        """Add to the loss of the present step."""
+        with self._lock:
+            self.begin()
+            if self.recording():
+                self._safely(lambda: self._add_losses(tensors))
+
+    def _add_losses(self, tensors: Sequence[Tensor]) -> None:
+        with disable_current_modes(), torch.no_grad():
+            if reason := self._losses.add(tensors):
+                self._unsee(phases.LOSS, reason)
 
     def _read_state(self, read: Callable[[], dict[str, Value]]) -> None:
         with disable_current_modes():
@@ -501,10 +524,15 @@ class Recorder(Observer):
 
     def _can_be_seen(self, name: str, tensor: Tensor) -> bool:
         reason = why_unseen(tensor)
-        if reason and name not in self._unseen:
+        if reason:
+            self._unsee(name, reason)
+        return not reason
+
+    def _unsee(self, name: str, reason: str) -> None:
+        """Write once why there is no fingerprint or value of something."""
+        if name not in self._unseen:
             self._unseen.add(name)
             self._open().put(lambda file: file.json({"type": "unseen", "name": name, "reason": f"it is {reason}"}))
-        return not reason
 
     def _called(self, phase: str, name: str) -> str:
         calls = self._calls[phase, name] = self._calls.get((phase, name), 0) + 1
@@ -521,6 +549,7 @@ class Recorder(Observer):
         self._stepped.clear()
         self._calls.clear()
         self._values.clear()
+        self._losses = Losses()
         self._begun = self._flushed = False
 
     def _flush(self) -> None:
@@ -533,10 +562,11 @@ class Recorder(Observer):
         self._flushed = True
         entries, self._entries = self._entries, []
         ready = {device: rows.take() for device, rows in self._lanes.items()}
-        step, state = self.step_number, dict(self._values)
+        step, state, loss = self.step_number, dict(self._values), self._losses.take()
         self._values.clear()
         self._write_new_keys()
         self._open().put(lambda file: self._steps.write_state(file, step, state))
+        self._open().put(lambda file: self._steps.write_loss(file, step, loss))
         self._open().put(lambda file: self._steps.write(file, step, entries, ready, from_graphs))
 
     def _open(self) -> Writer:

@@ -10,6 +10,7 @@ import torch
 
 from dash_inductor.observers import phases
 
+from ..fingerprints.arriving import Arriving
 from ..fingerprints.fingerprint import digest
 from ..fingerprints.lane_buffer import Ready
 from ..observation.labels import called
@@ -62,6 +63,12 @@ class StepWriter:
         if changed:
             self._state.update(changed)
             file.json({"type": "state", "step": step, "values": changed})
+
+    def write_loss(self, file: File, step: int, loss: Sequence[Arriving]) -> None:
+        """Write the loss of a step, or of a part of it, of which each device has a part; waits for the devices."""
+        if loss:
+            value = sum(float(part.numbers()) for part in loss)
+            file.json({"type": "loss", "step": step, "value": arrived(value)})
 
     def write(
         self,

@@ -69,6 +69,7 @@ class Comparison:
         others: further tensors that differ in the same step, in order, at most 20; others_count: the number of all such
             tensors.
         steps: the number of compared steps, including the one that differs; last_step: the last of them, 0 for none.
+        shift: what is added to numbers of steps of b, so that they are those of a.
         ranks: the number of ranks with a file in both recordings.
         facts: facts about the runs that differ, as (name, in a, in b).
         findings: what either run has itself found about ranks that must be equal, as ("a" or "b", finding); the first
@@ -86,6 +87,7 @@ class Comparison:
     others_count: int = 0
     steps: int = 0
     last_step: int = 0
+    shift: int = 0
     ranks: int = 0
     facts: list[tuple[str, Any, Any]] = field(default_factory=list)
     findings: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -163,7 +165,7 @@ class _Walk:
     states: dict[int, States] = field(default_factory=dict)
 
     def run(self) -> None:
-        shifted = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
+        shifted = self.result.shift = shift(*next(iter(self.pairs.values()))) if self.pairs else 0
         if shifted:
             later, sooner = ("b", "a") if shifted > 0 else ("a", "b")
             self.result.reasons.append(
@@ -192,7 +194,7 @@ class _Walk:
             return
         if step.a is None or step.b is None:
             present, label = (step.a, "a") if step.b is None else (step.b, "b")
-            tensors = [entry for entry in present or () if entry.name.phase != phases.STATE]
+            tensors = _tensors(present or [])
             if all(entry.name.phase in _FORWARD for entry in tensors):  # after the last step of the training
                 self.unmatched.update({str(entry.name): (label, True) for entry in tensors})
             else:
@@ -202,8 +204,7 @@ class _Walk:
             return
         before = ""
         alone: dict[str, list[Entry]] = {"a": [], "b": []}
-        a, b = ([entry for entry in each if entry.name.phase != phases.STATE] for each in (step.a, step.b))
-        for place, (entry, other) in enumerate(paired(a, b)):
+        for place, (entry, other) in enumerate(paired(_tensors(step.a), _tensors(step.b))):
             if entry is None or other is None:
                 alone["a" if other is None else "b"] += filter(None, (entry, other))
             elif (entry.name.description, entry.fingerprint) == (other.name.description, other.fingerprint):
@@ -325,9 +326,16 @@ class _Walk:
             result.verdict = "not comparable"
 
 
+def _tensors(entries: list[Entry]) -> list[Entry]:
+    """The entries of a step that are fingerprints: neither state nor the loss."""
+    return [entry for entry in entries if entry.name.phase in phases.STAGES]
+
+
 def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -> str:
     ranks = sorted({difference.rank for difference in found if difference.phase in _SENTENCES_BEFORE_EXCHANGE})
     alone = f"Before gradients are exchanged, only rank {first.rank} differs. " if ranks == [first.rank] else ""
+    if first.phase == phases.ACTIVATION_GRADIENT and (losses := _losses(first.rank, steps)):
+        return f"{_FORWARD_EQUAL}, and the loss is {losses[1]!r} instead of {losses[0]!r}. {_IN_LOSS}"
     if first.phase != phases.GRADIENT:
         return (alone if len(steps) > 1 else "") + _SENTENCES[first.phase]
     local = (phases.LOCAL_GRADIENT, first.tensor)
@@ -340,15 +348,23 @@ def _conclusion(first: Difference, found: list[Difference], steps: list[Step]) -
     return "The difference arises in the backward, or in what the program does to gradients after it."
 
 
+def _losses(rank: int, steps: list[Step]) -> tuple[float, float] | None:
+    """The losses of a rank in both runs; None if they are equal, or a run has none."""
+    (step,) = (step for step in steps if step.rank == rank)
+    a, b = ([entry.value for entry in each or () if entry.name.phase == phases.LOSS] for each in (step.a, step.b))
+    return (a[0], b[0]) if a and b and repr(a[0]) != repr(b[0]) else None
+
+
+_FORWARD_EQUAL = "All results of the forward that were recorded are equal"
+_IN_LOSS = "The difference arises in the loss, or in what the program multiplies it by."
 _SENTENCES = {
     phases.INITIAL: "The runs start from different parameters: another seed, another checkpoint, or another order of "
     "random numbers.",
     phases.INPUT: "The runs are given different data.",
     phases.ACTIVATION: "What the model was given is equal, so that the difference arises in the forward.",
-    phases.ACTIVATION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
-    "arises in the backward.",
-    phases.ATTENTION_GRADIENT: "All results of the forward that were recorded are equal, so that the difference "
-    "arises in the backward, in this attention or in what runs before it.",
+    phases.ACTIVATION_GRADIENT: f"{_FORWARD_EQUAL}, so that the difference arises in the backward.",
+    phases.ATTENTION_GRADIENT: f"{_FORWARD_EQUAL}, so that the difference arises in the backward, in this attention or "
+    "in what runs before it.",
     phases.LOCAL_GRADIENT: "The difference arises in the backward of this rank, or in what is added to the gradient.",
     phases.PARAMETER: "Its gradient is equal, so that the difference arises in the optimizer: in its state or its "
     "settings.",

@@ -5,7 +5,7 @@
     content  a letter, then: J  a JSON object with a "type" (see `schema`)
                              S  u32 step, u32 n, then n times: u32 number of the name, 16 bytes of fingerprint
 
-Version 1 had no frames of type "state"; it is still read.
+Version 1 had no frames of type "state", and version 2 none of type "loss"; both are still read.
 
 Every frame is handed to the operating system by one write, so that whatever ends the process leaves whole frames and
 at most one torn one, at which the reader stops.  Names are numbered from 0 in the order in which "names" lists them.
@@ -29,8 +29,8 @@ from ..fingerprints.sizes import DIGEST
 from . import schema
 from .limits import FRAME, SEGMENTS
 
-MAGIC = b"dash_inductor recording 2\n"
-READ = (MAGIC, b"dash_inductor recording 1\n")
+MAGIC = b"dash_inductor recording 3\n"
+READ = (MAGIC, b"dash_inductor recording 2\n", b"dash_inductor recording 1\n")
 """The versions that are read."""
 
 HEAD, STEP, ENTRY = struct.Struct("<II"), struct.Struct("<II"), struct.Struct(f"<I{DIGEST}s")
@@ -54,7 +54,7 @@ class Name(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A fingerprint, 16 bytes, with the name of its tensor; in the phase `phases.STATE`, a value and no fingerprint."""
+    """A fingerprint, 16 bytes, with the name of its tensor; in `STATE` and `LOSS`, a value and no fingerprint."""
 
     name: Name
     fingerprint: bytes

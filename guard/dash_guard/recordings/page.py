@@ -40,19 +40,19 @@ code, .mono { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, mono
 _COLOURS = {"equal": "--good", "diverged": "--bad", "not comparable": "--unsure"}
 
 
-def html(result: Comparison, magnitudes: Sequence[str] = ()) -> str:
+def html(result: Comparison, measured: Sequence[str] = ()) -> str:
     """The HTML page about a comparison.
 
     Args:
         result: the comparison.
-        magnitudes: sections about the sizes of differences (`layout_page.magnitudes`), HTML.
+        measured: sections about losses and sizes of differences (`losses.sections`, `layout_page.magnitudes`), HTML.
     """
     parts = [_runs(result)]
     if result.first is not None:
         parts.append(_first(result, result.first))
     elif result.conclusion:
         parts.append(section("What this means", f"<p>{plain(result.conclusion)}</p>"))
-    parts += magnitudes
+    parts += measured
     if result.state:
         parts.append(section("State with which the step begins", items(map(state, result.state))))
     if result.others:

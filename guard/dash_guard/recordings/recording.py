@@ -19,6 +19,8 @@ from .file import ENTRY, STEP, Entry, Name
 from .frames import Frames
 from .limits import FACTS, FINDINGS, IN_STEP, NAMES
 
+_LOSS = Name(phases.LOSS, "", "")
+
 
 class Recording:
     """Reads the file of one rank from its beginning, holding one step at a time; it can be read once.
@@ -45,6 +47,7 @@ class Recording:
         self._known: set[Name] = set()
         self._texts: dict[str, str] = {}  # names share their parts
         self._state: dict[str, Entry] = {}
+        self._loss: float | None = None  # of the step that is being read
 
     @property
     def torn(self) -> int | None:
@@ -66,7 +69,7 @@ class Recording:
     def steps(self) -> Iterator[tuple[int, list[Entry]]]:
         """Yields the recorded steps in order, as (number, entries), with the entries in the order of observation.
 
-        The state comes first, with all values, also those that have not changed.
+        The state comes first, with all values, also those that have not changed; then the loss, if the step has one.
 
         Raises:
             RecordingError: the file cannot be read, or no recorder of this version has written it; see `limits` for
@@ -79,12 +82,13 @@ class Recording:
             if self.ended:
                 raise self._frames.error("a frame after the end of the recording", "none")
             state: dict[str, Any] = {}
+            loss = None
             if content[:1] == b"J":
                 found = self._object(content)
-                if found["type"] != "state":
+                if found["type"] not in ("state", "loss"):
                     self._take(found)
                     continue
-                next_, body, state = found["step"], memoryview(b""), found["values"]
+                next_, body, state, loss = found["step"], memoryview(b""), found.get("values", {}), found.get("value")
             else:
                 next_, body = self._step(content)
             if next_ < max(step, 1):
@@ -94,6 +98,8 @@ class Recording:
                     yield step, self._whole(step, numbers, entries)
                 step, numbers, entries = next_, [], []
             self._change(state)
+            if loss is not None:
+                self._loss = (self._loss or 0.0) + float(loss)
             count = len(numbers) + len(body) // ENTRY.size
             if count > IN_STEP * len(self._names):
                 raise self._frames.error(
@@ -118,7 +124,8 @@ class Recording:
                 raise self._frames.error(
                     f"{self._names[number]} {times} times in step {step}", f"each name {IN_STEP} times at most"
                 )
-        return [*self._state.values(), *entries]
+        loss, self._loss = self._loss, None
+        return [*self._state.values(), *([] if loss is None else [Entry(_LOSS, b"", loss)]), *entries]
 
     def _change(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

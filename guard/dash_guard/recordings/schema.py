@@ -6,6 +6,7 @@ environment  rank, world_size, every; versions, gpu, cpu, settings, environment 
 facts        numerics_keys
 names        names: phase, tensor and description of each
 state        step, values: by name                          those that have changed since the state before
+loss         step, value                                    a part of the loss of a step; see `losses`
 unseen       name, reason
 finding      step, phase, tensor, groups, minority, differing                     see `agreement.find`
 end                                                                               the last frame
@@ -110,6 +111,11 @@ def _scalars(name: str, value: Any) -> None:
             raise Refused(f"{shortened(key)}={shortened(fact)}, where a text, a number, true, false or null is allowed")
 
 
+def _number(name: str, value: Any) -> None:
+    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
+        raise Refused(f"{name}={shortened(value)}, where a number, 'nan', 'inf' or '-inf' is allowed")
+
+
 def _agree(groups: list[list[int]], minority: list[int]) -> None:
     """Check that groups of ranks are disjoint, and that a minority is outside of the first of them."""
     ranks = [rank for group in groups for rank in group]
@@ -132,6 +138,7 @@ _KINDS: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "facts": ({"numerics_keys": _list(_text(FACT), 0, FACTS)}, {}),
     "names": ({"names": _list(_name, 1, NAMES)}, {}),
     "state": ({"step": _STEP, "values": _scalars}, {}),
+    "loss": ({"step": _STEP, "value": _number}, {}),
     "unseen": ({"name": _text(2 * TEXT), "reason": _LABEL}, {}),
     "finding": (
         {

@@ -8,13 +8,13 @@ from typing import Any
 from dash_inductor.observers import phases
 
 from ..observation.generators import difference
-from ..observation.labels import GENERATOR
+from ..observation.labels import GENERATOR, ORDER_OF_SETS, STRING_HASHES
 from .file import Entry
 
 _EPOCH = "epoch of "
 _FROM = {
     GENERATOR: phases.INITIAL,
-    "string hashes": phases.INITIAL,
+    STRING_HASHES: phases.INITIAL,
     _EPOCH: phases.INPUT,
     "data of ": phases.INPUT,
     "autocast on ": phases.ACTIVATION,
@@ -23,7 +23,7 @@ _FROM = {
 }
 """The first phase that depends on a state, by the beginning of its name."""
 
-_ONLY_DATA = ("string hashes",)  # what decides about the order of data and parameters, and about nothing behind
+_ONLY_DATA = (STRING_HASHES,)  # what decides about the order of data and parameters, and about nothing behind
 _MAY_LACK = (GENERATOR, _EPOCH, "data of ")  # a run uses them later than the other, or not at all
 _NONE = "none"
 _ORDER = tuple(phases.STAGES)
@@ -110,8 +110,8 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 def what(name: str, a: Any, b: Any) -> str:
     """How a value of state in run b differs from that in run a, in words."""
-    if name == "string hashes":
-        return "string hashes differ, and with them the order of sets of strings: set PYTHONHASHSEED to a number"
+    if name == STRING_HASHES:
+        return f"string hashes differ, {ORDER_OF_SETS}: set PYTHONHASHSEED to a number"
     if name.startswith(GENERATOR) and isinstance(a, str) and isinstance(b, str):
         return f"{name} {difference(a, b)}"
     if name.startswith(_EPOCH) and type(a) is int and type(b) is int and b < a:

@@ -110,9 +110,10 @@ def test_state_is_carried_from_step_to_step(tmp_path: Path) -> None:
     assert [len(entries) for _, entries in steps] == [3, 3, 4]
 
 
-def test_recordings_of_the_version_before_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", READ[1:])
+def test_recordings_of_versions_before_are_read(version: bytes, tmp_path: Path) -> None:
     old = tmp_path / "old"
-    for folder, magic in ((old, READ[1]), (tmp_path / "new", MAGIC)):
+    for folder, magic in ((old, version), (tmp_path / "new", MAGIC)):
         folder.mkdir()
         path_of(folder, 0).write_bytes(sound().replace(MAGIC, magic))
     assert compare(old, tmp_path / "new").verdict == "equal"

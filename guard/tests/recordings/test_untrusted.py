@@ -26,6 +26,7 @@ from dash_guard.recorder.steps import StepWriter
 from dash_guard.recordings import frames, junit, limits, page, report, schema
 from dash_guard.recordings.compare import Comparison, compare
 from dash_guard.recordings.file import ENTRY, HEAD, MAGIC, Appender, Name, path_of
+from dash_guard.recordings.losses import losses, sections
 from dash_guard.recordings.recording import Recording
 from dash_inductor import untrusted as _untrusted
 from dash_inductor.errors import ArgumentError
@@ -114,7 +115,7 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
     "two files of a rank": (twice, "no name of the file"),
     # the beginning
     "other magic": (content(b"PK\3\4" + bytes(100)), "no recording that this version"),
-    "other version": (content(sound().replace(b"recording 2", b"recording 3")), "no recording that this version"),
+    "other version": (content(sound().replace(b"recording 3", b"recording 4")), "no recording that this version"),
     "no environment": (content(MAGIC + named(NAME) + step(1, 0) + END), "no environment"),
     "a step first": (content(MAGIC + step(1)), "no environment"),
     "two environments": (started(objects(environment())), "a second environment"),
@@ -165,6 +166,16 @@ REFUSED: dict[str, tuple[Crafted, str]] = {
             )
         ),
         "more than 10000 values of state",
+    ),
+    # losses
+    "loss without a value": (started(objects({"type": "loss", "step": 1})), "without value"),
+    "loss of no step": (started(objects({"type": "loss", "step": 0, "value": 1})), "step=0"),
+    "loss that is a text": (started(objects({"type": "loss", "step": 1, "value": "1"})), "value='1', where a number"),
+    "loss that is true": (started(objects({"type": "loss", "step": 1, "value": True})), "value=True"),
+    "loss that is a list": (started(objects({"type": "loss", "step": 1, "value": ["nan"]})), r"value=\['nan'\]"),
+    "loss of an earlier step": (
+        started(objects(*({"type": "loss", "step": step, "value": 0.5} for step in (2, 1)))),
+        "step 1 after step 2",
     ),
     # frames
     "sparse frame": (sparse(START + HEAD.pack(1 << 31, 0), 3 << 30), "a frame of 2147483648 bytes"),
@@ -614,10 +625,12 @@ def base() -> bytes:
         objects({"type": "facts", "numerics_keys": ["k1"]}),
         named(*names[:2]),
         objects({"type": "state", "step": 1, "values": {"generator of device 0": "philox 1 4", "loss scale": 2.5}}),
+        objects({"type": "loss", "step": 1, "value": 2.5}, {"type": "loss", "step": 1, "value": -1}),
         step(1, 0),
         step(1, 1),
         objects({"type": "unseen", "name": "gradient v", "reason": "it is sparse"}, FINDING),
         named(names[2]),
+        objects({"type": "loss", "step": 2, "value": "inf"}),
         step(2, 0, 1, 2),
         step(3, 2, 1, 0),
         END,
@@ -722,7 +735,8 @@ def test_there_is_an_outcome_or_a_recording_error(made: bytes, tmp_path: Path) -
             assert not CONTROL.search(str(result))
             continue
         assert result.exit_code in (1, 2)  # rank 1 has no file, so that nothing is equal
-        for shown in (report.text(result), page.html(result)):
+        of_both = (losses(tmp_path / folder) for folder in (left, right))
+        for shown in (report.text(result), page.html(result, sections(*of_both, first=1))):
             assert not CONTROL.search(shown)
             shown.encode("utf-8")
         json.loads(json.dumps(result.to_dict(), allow_nan=False))

@@ -5,27 +5,26 @@ The modules of the tools call `DeterministicTraining` when training begins and e
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-import re
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _switch
-from ..config import config
 from ..doctor import flag, settings
 from ..doctor.findings import Severity, run
 from ..errors import FallbackError, MissingPackageError, described
 from ..observers.log import Log
 from ..records.records import FORWARD_ONLY, FULL, GraphRecord, SiteRecord, format_table, graphs
 from ..upstream.eager import not_compiled
+from . import _in_force
 
 GROUP = "dash_inductor.training"
 """The group of entry points with functions that watch a training: of a folder and ``log_to``; context managers."""
@@ -42,7 +41,6 @@ _WARN_ONLY = (
     'deterministic algorithms only warn (warn_only=True; deterministic="warn" of Lightning), which leaves operators '
     "without a deterministic implementation nondeterministic"
 )
-_ALERT = re.compile(r"(.+) does not have a deterministic implementation")
 
 
 class DeterministicTraining:
@@ -59,15 +57,19 @@ class DeterministicTraining:
     Args:
         logger: the tool's logger.
         compiled_by: the option of the tool that compiles the model.
-        strict: an attention that is not replaced is an error when it is compiled, as `config.strict` makes it, and so
-            is a first step without any.
-        record: a folder for a recording, see `dash_guard.record`.
-        guard: a folder for the findings of a guard, see `dash_guard.guard`.
-        log_to: on the first rank, gets the records of all attentions after the first step, as the table "attention",
-            with `record` digests of each step, and with `guard` an alert for each finding.
+        strict: an attention that is not replaced is a `FallbackError` when it is compiled, as `config.strict` makes it,
+            and so is a first step without compiled attention.
+        record: a folder for fingerprints of the training, as of `dash_guard.record`.
+        guard: a folder for findings about its ranks, as of `dash_guard.guard`.
+        log_to: a logger of `dash_inductor.integrations` for W&B, TensorBoard or MLflow, or another `Log`. That of the
+            first rank gets the records as the table "attention" after the first step, with `record` digests of each
+            step, and with `guard` findings as alerts.
 
     Raises:
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
+
+    Attributes:
+        is_running: whether the training has begun and has not ended.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class DeterministicTraining:
         self._logger, self._compiled_by, self._strict, self._log_to = logger, compiled_by, strict, log_to
         folders = {"record": record, "guard": guard}
         self._watched = [(_watching(name), folder) for name, folder in folders.items() if folder is not None]
-        self._until_end = ExitStack()
+        self.is_running = False
+        self._until_end, self._until_step = ExitStack(), ExitStack()
         self._before = 0  # graphs that were compiled before training
         self._alerts: dict[str, None] = {}  # operators about which PyTorch has warned, in their order
         self._is_late = not os.environ.get(_CUBLAS) and _has_used_a_gpu()
@@ -94,25 +97,24 @@ class DeterministicTraining:
         """Puts the settings in force, and ends a training before it that an exception has left."""
         self.end()
         with ExitStack() as stack:
-            stack.enter_context(flag.kept())
-            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-            torch.backends.cudnn.benchmark = False
-            if flag.Flag.now() is flag.Flag.OFF:
-                torch.use_deterministic_algorithms(True)
+            stack.enter_context(_in_force.deterministic())
             self._tell_settings()
-            stack.callback(setattr, config, "strict", config.strict)
-            config.strict = config.strict or self._strict
+            if self._strict:
+                stack.enter_context(_in_force.strict())
             for watching, folder in self._watched:
-                stack.enter_context(watching(folder, log_to=self._log_to if _is_first_rank() else None))
+                stack.enter_context(watching(folder, log_to=self._log_to if is_first_rank() else None))
             self._before = len(graphs())
             self._is_first_step = True
-            self._end_hearing = self._hear_alerts()
-            stack.callback(self._end_hearing)
+            self._alerts.clear()
+            self._until_step = stack.enter_context(ExitStack())
+            self._until_step.enter_context(_in_force.alerts(self._alerts))
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             self._until_end = stack.pop_all()
+            self.is_running = True
 
     def end(self) -> None:
-        """Restores the settings; does nothing if no training has begun."""
+        """Restores the settings, unless another training needs them; does nothing if no training has begun."""
+        self.is_running = False
         self._until_end.close()
 
     def _tell_settings(self) -> None:
@@ -127,7 +129,7 @@ class DeterministicTraining:
         if not self._is_first_step:
             return
         self._is_first_step = False
-        self._end_hearing()
+        self._until_step.close()
         if flag.Flag.now() is flag.Flag.WARN_ONLY:
             operators = f"; in the first step: {', '.join(self._alerts)}" if self._alerts else ""
             self._tell(logging.WARNING, f"{_WARN_ONLY}{operators}")
@@ -151,37 +153,39 @@ class DeterministicTraining:
         self._tell(logging.INFO if is_well else logging.WARNING, text)
 
     def _log_table(self, rows: list[tuple[str, ...]]) -> None:
-        if self._log_to is None or not _is_first_rank():
+        if self._log_to is None or not is_first_rank():
             return
         try:
             self._log_to.table("attention", _COLUMNS, rows)
         except Exception as error:  # of a logger: training goes on
             self._tell(logging.WARNING, f"the records are not logged: {described(error)}")
 
-    def _hear_alerts(self) -> Callable[[], None]:
-        """Notes which operators PyTorch warns about, and returns a function that ends this."""
-        self._alerts.clear()
-        show = warnings.showwarning
-
-        def hearing(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-            if alert := _ALERT.match(str(message)):
-                self._alerts.setdefault(alert[1])
-            show(message, *args, **kwargs)
-
-        def end() -> None:
-            if warnings.showwarning is hearing:
-                warnings.showwarning = show
-
-        warnings.showwarning = hearing
-        return end
-
     def _tell(self, level: int, message: str) -> None:
-        if _is_first_rank():
+        if is_first_rank():
             self._logger.log(level, "dash_inductor: %s", message)
 
 
-def _is_first_rank() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+_SHARED = "    strict, record, guard, log_to: as of `DeterministicTraining`, which also says what is raised."
+
+Tool = TypeVar("Tool", bound=type[Any])
+
+
+def with_shared_arguments(tool: Tool) -> Tool:
+    """A class decorator: in a docstring, puts what `DeterministicTraining` says of its arguments in the place of the
+    line that refers to it.
+    """
+    if tool.__doc__ and DeterministicTraining.__doc__:  # there are none under `python -OO`
+        text = inspect.cleandoc(DeterministicTraining.__doc__)
+        shared = text[text.index("    strict:") : text.index("\n\nAttributes:")]
+        tool.__doc__ = inspect.cleandoc(tool.__doc__).replace(_SHARED, shared)
+    return tool
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or has no rank: by the process group, or before there is one by the launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _watching(name: str) -> Callable[..., AbstractContextManager[Any]]:
