@@ -64,6 +64,7 @@ def run(
 
     try:
         outputs.check_stdout()
+        outputs.escape_unprintable()
         status = int(importlib.import_module(f".{arguments.command}", package).run(arguments))
         sys.stdout.flush()
         return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import sys
@@ -41,8 +42,7 @@ def check_folder(name: str, folder: Path | None) -> None:
     """Raises ArgumentError if a folder cannot be made or written, before the work that fills it; None passes."""
     if folder is None:
         return
-    folder = folder.absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
@@ -57,6 +57,12 @@ def check_stdout() -> None:
     except (OSError, ValueError):  # something else stands for it
         return
     _check_space(output)
+
+
+def escape_unprintable() -> None:
+    """Lets the standard output have escapes for what its encoding lacks, such as µ in ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _check_space(opened: int) -> None:

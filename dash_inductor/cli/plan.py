@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         except ArgumentError as error:
             if error.name != TILE_PAIRS:
                 raise
-            allowed = f"one with {error.name}: {error.allowed}"
+            allowed = f"a timeline with {error.allowed}"
             raise ArgumentError("shape", arguments.shape, allowed) from error
         for path in arguments.timeline:
             _say(f"drawing {path}")

@@ -16,6 +16,8 @@ MARK = (">", "chosen")
 Group = list[tuple[int, SiteExplanation]]
 """Sites with their numbers that differ only in their modules."""
 
+_PATHS = 3
+
 
 def text(explanation: Explained, width: int) -> str:
     """Returns an explanation as text with lines of at most `width` columns."""
@@ -92,9 +94,15 @@ def numbers(group: Group) -> str:
 
 
 def module(group: Group) -> str:
-    """The module path of a group's sites, with ``*`` for layer numbers in which they differ."""
-    paths = [site.record.module for _, site in group]
-    return paths[0] if len(set(paths)) == 1 else re.sub(r"\.\d+(?=\.|$)", ".*", paths[0])
+    """The module paths of a group's sites, with ``*`` for layer numbers in which they differ; at most three."""
+    alike: dict[str, list[list[str]]] = {}
+    for path in dict.fromkeys(site.record.module for _, site in group if site.record.module):
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(path.split("."))
+    found = [
+        ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*paths, strict=True))
+        for paths in alike.values()
+    ]
+    return ", ".join(found[:_PATHS] + ["..."] * (len(found) > _PATHS))
 
 
 def microseconds(predicted: float | None) -> str:

@@ -73,19 +73,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _finish(item: pytest.Function, found: Bits) -> None:
-    from .bits import BitsDiffer, BitsFile
+    from ..errors import DashError
+    from .bits import BitsFile
 
     if not found.values:
-        pytest.fail("the test has the fixture `bits` and never calls bits.step(...)")
+        pytest.fail("the test has the fixture `bits` and never calls bits.step(...)", pytrace=False)
     missing = item.config.getini("bits_missing")
     if missing not in ("fail", "pass"):
         raise pytest.UsageError(f"bits_missing={missing!r} is not allowed: expected fail or pass")
     file = BitsFile(item.path.parent / "bits" / f"{Path(item.path).stem}.json")
     name = item.nodeid.partition("::")[2]
-    if item.config.getoption("update_bits"):
-        file.write(name, found)
-        return
+    why = ""
     try:
-        file.compare(name, found, missing)
-    except BitsDiffer as different:
-        pytest.fail(str(different), pytrace=False)
+        if item.config.getoption("update_bits"):
+            file.write(name, found)
+        else:
+            file.compare(name, found, missing)
+    except DashError as error:
+        why = str(error)
+    except OSError as error:
+        why = f"{error.filename} cannot be read or written: {error.strerror}"
+    if why:  # not above, where pytest would show the error that it comes from, too
+        pytest.fail(why, pytrace=False)

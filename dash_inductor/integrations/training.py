@@ -18,9 +18,11 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _switch
+from .. import arguments as _arguments
 from ..doctor import flag, settings
 from ..doctor.findings import Severity, run
 from ..errors import FallbackError, MissingPackageError, described
+from ..observers import log
 from ..observers.log import Log
 from ..records.records import FORWARD_ONLY, FULL, GraphRecord, SiteRecord, format_table, graphs
 from ..upstream.eager import not_compiled
@@ -66,6 +68,7 @@ class DeterministicTraining:
             step, and with `guard` findings as alerts.
 
     Raises:
+        ArgumentError: `record` or `guard` is no path, or `log_to` is no `Log`.
         MissingPackageError: `record` or `guard` is given, and dash_guard is not installed.
 
     Attributes:
@@ -83,7 +86,11 @@ class DeterministicTraining:
         log_to: Log | None = None,
     ) -> None:
         self._logger, self._compiled_by, self._strict, self._log_to = logger, compiled_by, strict, log_to
+        log.check(log_to)
         folders = {"record": record, "guard": guard}
+        for name, folder in folders.items():
+            if folder is not None:
+                _arguments.path(name, folder)
         self._watched = [(_watching(name), folder) for name, folder in folders.items() if folder is not None]
         self.is_running = False
         self._until_end, self._until_step = ExitStack(), ExitStack()

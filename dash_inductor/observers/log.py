@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from ..errors import ArgumentError
+
 
 @runtime_checkable
 class Log(Protocol):
@@ -21,6 +23,16 @@ class Log(Protocol):
 
     def alert(self, title: str, text: str) -> None:
         """Reports something that a person should look at."""
+
+
+def check(log: object) -> None:
+    """Checks the argument `log_to`.
+
+    Raises:
+        ArgumentError: it is neither None nor an object with the methods of `Log`; a class is none.
+    """
+    if log is not None and (isinstance(log, type) or not isinstance(log, Log)):
+        raise ArgumentError("log_to", log, "an object with the methods of dash_inductor.observers.log.Log, or None")
 
 
 def as_markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -67,15 +67,15 @@ def picture(
         if (c.kernel == chosen.kernel or c.schedule not in own_schedules)
         and (c.schedule in draw if draw else c.kernel == chosen.kernel)
     ]
-    runs = []
-    for number, c in enumerate(drawn, start=1):
-        say(f"simulating {c.kernel} {c.schedule}, {number} of {len(drawn)}")
-        runs.append(_run(site, arch, c, chosen, data, gpu, workers))
     real = None
     if recorded is not None:
         assert site.batch is not None
         sizes = {name: getattr(site, name) for name in SIZES}
         real = measured.read(recorded, query_heads(site.batch, site.q_heads), sizes)
+    runs = []
+    for number, c in enumerate(drawn, start=1):
+        say(f"simulating {c.kernel} {c.schedule}, {number} of {len(drawn)}")
+        runs.append(_run(site, arch, c, chosen, data, gpu, workers))
     own = _run(site, arch, chosen, chosen, data, gpu, workers) if chosen not in drawn else runs[drawn.index(chosen)]
     applies = workers is None and (data is None or data.valid is None)
     predicted = {c: c.predicted_us if applies else None for c in (*drawn, chosen)}

@@ -136,7 +136,7 @@ def _check_tile_pairs(p: Problem, most: int) -> None:
 
 
 def _too_many(most: int) -> ArgumentError:
-    allowed = f"at most {most} for a timeline: fewer heads, batch elements or tokens look alike"
+    allowed = f"at most {most} tile pairs for each schedule: fewer heads, batch elements or tokens look alike"
     return ArgumentError(TILE_PAIRS, f"more than {most}", allowed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -87,6 +88,8 @@ def test_who_ends_while_the_monitor_is_away_has_not_died() -> None:
         stage.process(1, "ended", status)
         stage.pass_time(3)
         assert [finding.kind for finding in stage.found] == ["dead"] * died
+        for found in stage.found:  # it may have gone on since
+            assert re.search(r"rank 1 has died \(.*\), last seen in step [56]", found.sentence)
 
 
 def test_the_clock_stands_still_while_the_monitor_is_away() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -59,7 +60,10 @@ def run(
     seed: int = 0,
     drop: bool = False,
     steps: int = STEPS,
+    broken: str = "",
+    value: float = 0.0,
 ) -> Path:
+    """Trains and records. From step `wrong_from` on, a gradient has `value`, or it is the learning rate (`broken`)."""
     whole = model().to(dtype)
     if seed:
         torch.manual_seed(seed)
@@ -74,6 +78,10 @@ def run(
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     loss = forward(part).float().square().mean()
                 (loss if not divide and wrong else loss / micro_batches).backward()
+            if broken == "gradient" and wrong and whole[0].weight.grad is not None:
+                whole[0].weight.grad[1, 2] = value
+            if broken == "parameter" and wrong:
+                update.param_groups[0]["lr"] = value
             update.step()
             update.zero_grad()
     return folder
@@ -137,6 +145,29 @@ def test_what_begins_later(dtype: str, wrong_from: int, tmp_path: Path) -> None:
     result = compare_layouts(a, run(tmp_path / "b", 4, divide=False, wrong_from=wrong_from, **DTYPES[dtype]))
     assert (result.verdict, result.deciding, len(result.steps)) == ("beyond rounding", wrong_from, STEPS)
     assert f"In step {wrong_from}, gradients of b are " in result.conclusion
+
+
+@pytest.mark.parametrize("wrong_from", [1, 3])
+@pytest.mark.parametrize("broken", ["gradient", "parameter"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_what_is_not_finite(
+    value: float, broken: str, wrong_from: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"broken": broken, "value": value, "wrong_from": wrong_from}
+    run(tmp_path / "healthy")
+    run(tmp_path / "a", **wrong)
+    shutil.copytree(tmp_path / "a", tmp_path / "same")
+    assert compare_layouts(tmp_path / "a", tmp_path / "same").verdict == "within rounding"
+    for a, b in (("healthy", "a"), ("a", "healthy")):
+        result = compare_layouts(tmp_path / a, tmp_path / b)
+        words = "gradients have" if broken == "gradient" else "gradients agree, and parameters have"
+        assert result.conclusion.startswith(
+            f"In step {wrong_from}, {words} elements that are NaN or infinite in one run"
+        )
+        assert (result.verdict, result.deciding) == ("beyond rounding", wrong_from)
+        assert ("the first one in 0.weight" in result.conclusion) == (broken == "gradient")
+    assert main(["compare", "--layouts", "--json", str(tmp_path / "healthy"), str(tmp_path / "a")]) == 1
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
 
 
 def test_a_gradient_that_is_zero_but_for_rounding(tmp_path: Path) -> None:

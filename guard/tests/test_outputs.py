@@ -49,6 +49,8 @@ def test_a_folder_that_cannot_be_written(command: str, folder: str, capsys: pyte
         (["--set", "foo=1"], "--set foo=1 is not allowed: expected NAME=VALUE of every, "),
         (["--set", "at_rest=1,foo=1"], "--set foo=1 is not allowed: expected NAME=VALUE of every, "),
         (["--set", "at_rest=1", "--set=every=0"], "--set every=0 is not allowed: expected a whole number from 1 "),
+        (["--set", "every"], "--set every is not allowed: expected a whole number from 1 "),
+        (["--set", "every=01,every=00"], "--set every=00 is not allowed: expected a whole number from 1 "),
         (["--set", "on_confirmed=stop"], "--set on_confirmed=stop is not allowed: expected one of 'warn', 'raise'"),
         (["--listen", "here"], "--listen here is not allowed: expected HOST:PORT"),
         (["--join", "here"], "--join here is not allowed: expected HOST:PORT"),

@@ -23,6 +23,8 @@ from dash_guard.observation import generators
 from dash_guard.observation.state import generators_now
 from dash_guard.recordings import page, report
 from dash_guard.recordings.compare import Comparison, compare
+from dash_guard.recordings.file import Entry, Name
+from dash_guard.recordings.state import States
 from dash_inductor.errors import ArgumentError
 from dash_inductor.observers import phases
 
@@ -137,6 +139,18 @@ def test_the_state_that_differs_is_named(change: Callable[[Training], object], a
     assert (result.first.step, result.first.phase) == (at, phase)
     assert words in result.conclusion
     assert all(each.step == at for each in result.state if each.what.startswith(words))
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_generators_come_last_if_nothing_is_known_of_their_use(used: bool) -> None:
+    states, names = States(0), ("generator of random", "AdamW.0 lr")
+    before = [[Entry(Name(phases.STATE, name, ""), b"", 0) for name in names]] * 2
+    if used:  # the run a has drawn between two steps
+        states.step(1, *before)
+    drawn, other = ([Entry(Name(phases.STATE, name, ""), b"", value) for name in names] for value in (1, 2))
+    states.step(1 + used, drawn, other)
+    found = [each.name for each in states.differing(phases.PARAMETER)]
+    assert found == (list(names) if used else list(reversed(names)))
 
 
 @pytest.mark.parametrize("change", [draws_of_the_cpu, three_draws_of_random, scale, lr], ids=lambda c: c.__name__)

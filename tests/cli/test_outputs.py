@@ -35,11 +35,12 @@ def test_a_file_that_cannot_be_written(
     assert (out, err.count("\n")) == ("", 1)
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "/proc/pages", "/dev/full/pages"])
+@pytest.mark.parametrize("place", ["/dev/full", "/proc/pages", "/dev/full/pages", "script.py", "script.py/pages"])
 @pytest.mark.parametrize("flag", ["-o", "--output", "--out"])
 def test_a_folder_that_cannot_be_written(
-    flag: str, place: str, script: str, capsys: pytest.CaptureFixture[str]
+    flag: str, place: str, script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(Path(script).parent)
     assert main(["dump", flag, place, script]) == 2
     out, err = capsys.readouterr()
     assert err.startswith(f"dash-inductor dump: {flag} {place} is not allowed: expected a folder that can be written")
@@ -59,6 +60,15 @@ def test_checks_leave_nothing_behind(tmp_path: Path) -> None:
     outputs.check_folder("output", None)
     with pytest.raises(ArgumentError, match="output="):
         outputs.check_folder("output", page)
+
+
+@pytest.mark.parametrize(("encoding", "unit"), [("ascii", "\\xb5s"), ("latin-1", "\xb5s"), ("utf-8", "\xb5s")])
+def test_an_encoding_of_the_standard_output(encoding: str, unit: str) -> None:
+    command = [sys.executable, "-m", "dash_inductor", *PLAN, "--arch", "h200"]
+    given = {**os.environ, "PYTHONIOENCODING": encoding}
+    ended = subprocess.run(command, env=given, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert unit in ended.stdout.decode(encoding)
 
 
 @pytest.mark.parametrize("words", [PLAN, ("doctor",)], ids=["plan", "doctor"])

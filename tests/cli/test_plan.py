@@ -117,6 +117,11 @@ def test_bad_arguments_of_the_command(capsys: pytest.CaptureFixture[str], words:
     assert re.search(message, captured.err)
 
 
+def test_a_recorded_run_is_read_before_the_simulation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", *SHAPE, "--timeline", str(tmp_path / "x.txt"), "--measured", "run.json"]) == 2
+    assert re.fullmatch("dash-inductor plan: --measured run.json is not allowed: .*\n", capsys.readouterr().err)
+
+
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The plan, and every candidate with the reason why it lost, in at most 100 columns."""
     out = printed(capsys, *SHAPE)
@@ -204,7 +209,7 @@ def test_what_is_too_large_has_a_plan_without_a_prediction(words: tuple[str, ...
     simulating, refused = err.splitlines()
     assert simulating.startswith("simulating hopper ")
     assert refused.startswith(
-        f"dash-inductor plan: --shape {words[1]} is not allowed: expected one with tile pairs: at "
+        f"dash-inductor plan: --shape {words[1]} is not allowed: expected a timeline with at most "
     )
     assert (out, list(tmp_path.iterdir())) == ("", [])
 

@@ -277,6 +277,26 @@ def test_the_text_fits_and_says_all(explanation: Explanation) -> None:
         assert candidate.schedule is None or candidate.schedule in words
 
 
+@pytest.mark.parametrize(
+    ("modules", "shown"),
+    [
+        (("", ""), ""),
+        (("layers.0.attn", "layers.0.attn"), "layers.0.attn"),
+        (("layers.0.attn", "layers.11.attn"), "layers.*.attn"),
+        (("0", "1"), "*"),
+        (("blocks.0.layers.1", "blocks.0.layers.2"), "blocks.0.layers.*"),
+        (("encoder.attn", "decoder.attn"), "encoder.attn, decoder.attn"),
+        (("h.0.self", "h.1.self", "h.0.cross", "h.1.cross"), "h.*.self, h.*.cross"),
+        (("layer1.0", "layer2.0"), "layer1.0, layer2.0"),
+        (("a", "b", "c", "d"), "a, b, c, ..."),
+    ],
+)
+def test_the_modules_of_equal_sites(modules: tuple[str, ...], shown: str, explanation: Explanation) -> None:
+    first = explanation.sites[0]
+    sites = [replace(first, record=replace(first.record, module=module)) for module in modules]
+    assert explanation_text.module(list(enumerate(sites, start=1))) == shown
+
+
 def test_a_site_that_differs_has_a_part_of_its_own(explanation: Explanation) -> None:
     first, second, fallback = explanation.sites
     for other in (

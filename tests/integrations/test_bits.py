@@ -244,9 +244,30 @@ def test_plugin(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     assert run("--update-bits", "-n", "2")[0] == 0
     assert run()[0] == run("-k", "training and 2")[0] == 0
     status, out = run(CHANGE="1e-6")
-    assert (status, "2 failed" in out, "step 1: loss differs from" in out) == (1, True, True)
+    assert (status, "2 failed" in out, out.count("step 1: loss differs from"), "During" in out) == (1, True, 4, False)
     assert run("--update-bits", CHANGE="1e-6")[0] == run(CHANGE="1e-6")[0] == 0
     assert run()[0] == 1
+
+
+@pytest.mark.parametrize("broken", ["file", "folder"])
+@pytest.mark.parametrize("words", [(), ("--update-bits",)], ids=["compare", "update"])
+def test_a_file_that_is_none(
+    words: tuple[str, ...], broken: str, run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """The test fails in one line, without a traceback through the plugin."""
+    if broken == "file":
+        (tmp_path / "bits").mkdir()
+        (tmp_path / "bits" / "test_it.json").write_text("{")
+    else:
+        (tmp_path / "bits" / "test_it.json").mkdir(parents=True)
+    status, out = run(*words, project="def test_it(bits): bits.step(x=1)")
+    expected = "is no file of bits: " if broken == "file" else "test_it.json cannot be read or written: Is a directory"
+    assert (status, expected in out, "Error:" in out.replace("JSONDecodeError:", ""), "bits.py" in out) == (
+        1,
+        True,
+        False,
+        False,
+    )
 
 
 def test_a_test_without_a_step_fails(run: Callable[..., tuple[int, str]]) -> None:

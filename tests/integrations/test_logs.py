@@ -123,10 +123,23 @@ def test_a_guard_with_a_log(tmp_path: Path) -> None:
     assert len(log.alerts) == 1
 
 
-@pytest.mark.parametrize("watching", [guard.record, guard.guard], ids=["record", "guard"])
-def test_what_is_no_log(watching: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="log_to='tensorboard' is not allowed"):
-        watching(tmp_path, log_to="tensorboard")
+def of_a_callback(folder: Path, log_to: Any) -> DeterministicTraining:
+    return DeterministicTraining(logging.getLogger("tests"), "--compile", record=folder, log_to=log_to)
+
+
+@pytest.mark.parametrize("log_to", ["tensorboard", Heard, object()], ids=["text", "class", "object"])
+@pytest.mark.parametrize("watching", [guard.record, guard.guard, of_a_callback])
+def test_what_is_no_log(watching: Callable[..., Any], log_to: Any, tmp_path: Path) -> None:
+    """Refused when the callback is made, before the training."""
+    with pytest.raises(ArgumentError, match=r"log_to=.* is not allowed: expected an object with "):
+        watching(tmp_path, log_to=log_to)
+
+
+@pytest.mark.parametrize("name", ["record", "guard"])
+def test_what_is_no_folder(name: str) -> None:
+    for value in (3, "", b"runs"):
+        with pytest.raises(ArgumentError, match=f"^{name}={value!r} is not allowed"):
+            DeterministicTraining(logging.getLogger("tests"), "--compile", **{name: value})
 
 
 def test_markdown() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,11 +41,32 @@ def run(arguments: argparse.Namespace) -> int:
     outputs.check("html", arguments.html)
     outputs.check("junit", arguments.junit)
     subject = f"{arguments.a} and {arguments.b}"
-    if arguments.layouts:
-        from ..recordings.layouts import compare_layouts
+    result: Comparison | LayoutComparison
+    with errors_in_junit(arguments, subject):
+        if arguments.layouts:
+            from ..recordings.layouts import compare_layouts
 
-        return show(compare_layouts(arguments.a, arguments.b), arguments, subject)
-    return show(compare(arguments.a, arguments.b), arguments, subject)
+            result = compare_layouts(arguments.a, arguments.b)
+        else:
+            result = compare(arguments.a, arguments.b)
+    return show(result, arguments, subject)
+
+
+@contextlib.contextmanager
+def errors_in_junit(arguments: argparse.Namespace, subject: str) -> Iterator[None]:
+    """Writes an error of the work within as a test case, too, if that was asked for: no earlier file stays.
+
+    Args:
+        arguments, subject: as for `show`.
+    """
+    from ..recordings import junit
+
+    try:
+        yield
+    except DashError as error:
+        if arguments.junit is not None:
+            outputs.write(arguments.junit, junit.error(str(error), arguments.command, subject))
+        raise
 
 
 def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, subject: str) -> int:
@@ -70,9 +92,10 @@ def show(result: Comparison | LayoutComparison, arguments: argparse.Namespace, s
         outputs.write(arguments.html, shown)
     if arguments.junit is not None:
         outputs.write(arguments.junit, junit.xml(result, arguments.command, subject))
-    text = report.text(result) if isinstance(result, Comparison) else report.text_of_layouts(result)
+    width = outputs.columns()
+    text = report.text(result, width) if isinstance(result, Comparison) else report.text_of_layouts(result, width)
     try:
-        print(_shown(_json(result) if arguments.json else text), flush=True)
+        print(_json(result) if arguments.json else text, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -105,9 +128,3 @@ def _json(result: Comparison | LayoutComparison) -> str:
     return json.dumps(result.to_dict(), indent=2).replace(
         "\x7f", "\\u007f"
     )  # the one control character that json leaves
-
-
-def _shown(text: str) -> str:
-    """`text` with escapes for what the standard output cannot encode."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

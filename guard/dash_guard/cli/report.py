@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from dash_inductor.cli import outputs
@@ -36,6 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise DashError(f"the pictures cannot be written: {error}") from error
     shown = json.dumps(found.to_dict(), indent=2).replace("\x7f", "\\u007f") if arguments.json else report.text(found)
-    encoding = sys.stdout.encoding or "utf-8"
-    print(shown.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    print(shown, flush=True)
     return found.exit_code

@@ -41,12 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dash-inductor-verify-"))
     words = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     kept = arguments.folder is not None
+    subject = shlex.join(words)
     try:
-        result = verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True))
+        with compare.errors_in_junit(arguments, subject):
+            result = verify(words, folder, lambda text: print(text, file=sys.stderr, flush=True))
         kept = kept or result.exit_code != 0
     finally:
         if not kept:
             shutil.rmtree(folder)
     if not kept:
         result = replace(result, a="run 1 of 2, not kept", b="run 2 of 2, not kept")
-    return compare.show(result, arguments, shlex.join(words))
+    return compare.show(result, arguments, subject)

@@ -138,7 +138,7 @@ def _of_tensor(name: str, ranks: tuple[int, ...], step: int, peers: tuple[int, .
         "data",
         "note" if everyone else "suspect",
         f"{wording.ranks(ranks)} read the same {name} in each of the last {STEPS} steps, and other inputs that differ",
-        "nothing, if it is meant so; else give each data-parallel rank its own part of this tensor, too",
+        "Nothing, if it is meant so; else give each data-parallel rank its own part of this tensor, too",
         ranks=() if everyone else ranks,
         step=step,
         stage="input",
@@ -153,7 +153,7 @@ def _of_noise(name: str, ranks: tuple[int, ...], step: int) -> Finding:
         "note",
         f"{wording.ranks(ranks)} draw the same random numbers from the {name} in each of the last {STEPS} steps, and "
         "read different data: dropout and noise are equal on them",
-        "nothing, if it is meant so; else seed it with the rank after the model is made, as by seed + rank",
+        "Nothing, if it is meant so; else seed it with the rank after the model is made, as by seed + rank",
         step=step,
         stage="input",
         cause="program",
@@ -169,9 +169,9 @@ def _finding(ranks: tuple[int, ...], step: int, times: int, fixed: bool) -> Find
         f"{same}, which have not changed in the last {times} steps"
         if fixed
         else f"{same}, in each of the last {times} steps",
-        "nothing, if the batch is fixed on purpose"
+        "Nothing, if the batch is fixed on purpose"
         if fixed
-        else "give each data-parallel rank its own part: DistributedSampler, or another seed",
+        else "Give each data-parallel rank its own part: DistributedSampler, or another seed",
         ranks=() if fixed else ranks,
         step=step,
         stage="input",

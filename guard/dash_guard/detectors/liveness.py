@@ -102,7 +102,7 @@ class Liveness(Detector):
         how = ", ".join(ends)
         exited = all(state.status is not None and os.WIFEXITED(state.status) for state in causes)
         killed = any(_signal(state) == signal.SIGKILL for state in causes)
-        last = f", and was last in {causes[0].frame}" if causes[0].frame and len(causes) == 1 else ""
+        where = f" in {causes[0].frame}" if causes[0].frame and len(causes) == 1 else ""
         evidence = {
             "process": {str(s.rank): words(s.status) for s in causes[:_SHOWN] if s.status is not None},
             "followed": sum(1 for s in self._roster.states.values() if s.gone is not None) - len(causes),
@@ -110,8 +110,8 @@ class Liveness(Detector):
         return Finding(
             "dead",
             "confirmed",
-            f"{wording.ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} died in step "
-            f"{causes[0].step} ({how}){last}",
+            f"{wording.ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} died ({how}), last seen in step "
+            f"{causes[0].step}{where}",
             f"SIGKILL often comes from the kernel when memory runs out, {_on(causes[0])}: dmesg -T | grep -i killed"
             if killed
             else "",

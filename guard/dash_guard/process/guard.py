@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from dash_inductor import arguments as _arguments
-from dash_inductor.errors import ArgumentError, DashError
+from dash_inductor.errors import DashError
 from dash_inductor.observers import active, hooks
 from dash_inductor.observers.log import Log
+from dash_inductor.observers.log import check as check_log
 from dash_inductor.observers.observer import Observer
 
 from ..checks.all import CHECKS
@@ -104,8 +105,7 @@ def guard(
     }
     settings.check(numbers, on_confirmed)
     _arguments.truth("live", live)
-    if log_to is not None and not isinstance(log_to, Log):
-        raise ArgumentError("log_to", log_to, "an object with the methods of dash_inductor.observers.log.Log, or None")
+    check_log(log_to)
     return Guard(_arguments.path("folder", folder).absolute(), numbers, on_confirmed, live, log_to)
 
 

@@ -45,14 +45,16 @@ def parse(text: str, name: str = VARIABLE) -> tuple[dict[str, int], OnConfirmed]
         ArgumentError: a setting that does not exist, or whose value is not allowed.
     """
     given: dict[str, object] = {**DEFAULTS, "on_confirmed": "warn"}
+    typed: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         setting, _, value = part.partition("=")
         if setting not in given:
             raise ArgumentError(name, part, f"NAME=VALUE of {', '.join(given)}, separated by commas")
+        typed[setting] = part
         given[setting] = int(value) if value.isdecimal() and len(value) < 12 else value
     on_confirmed = given.pop("on_confirmed")
     try:
         check(given, on_confirmed)
     except ArgumentError as error:
-        raise ArgumentError(name, f"{error.name}={error.value}", error.allowed) from error
+        raise ArgumentError(name, typed[error.name], error.allowed) from error
     return cast("dict[str, int]", given), cast("OnConfirmed", on_confirmed)

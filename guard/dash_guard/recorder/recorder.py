@@ -19,6 +19,7 @@ from dash_inductor import arguments as _arguments
 from dash_inductor.errors import ArgumentError, DashError, described
 from dash_inductor.observers import active, hooks, phases
 from dash_inductor.observers.log import Log
+from dash_inductor.observers.log import check as check_log
 from dash_inductor.observers.names import Names, state_of
 from dash_inductor.observers.observer import Observer, Seen
 from dash_inductor.upstream.dispatch import disable_current_modes
@@ -137,8 +138,7 @@ def record(
             _arguments.truth(name, flag)
     if replicas not in _ON_REPLICAS:
         raise ArgumentError("replicas", replicas, _ON_REPLICAS)
-    if log_to is not None and not isinstance(log_to, Log):
-        raise ArgumentError("log_to", log_to, "an object with the methods of dash_inductor.observers.log.Log, or None")
+    check_log(log_to)
     if model is not None and not isinstance(model, nn.Module):
         raise ArgumentError("model", model, "a torch.nn.Module, or None")
     optimizers = _optimizers(optimizer)

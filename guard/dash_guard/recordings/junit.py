@@ -23,7 +23,15 @@ def xml(result: Comparison | LayoutComparison, command: str, subject: str) -> st
         subject: the name of the test case, such as the folders of the two runs.
     """
     whole = text(result) if isinstance(result, Comparison) else text_of_layouts(result)
-    outcome = _OUTCOMES.get(result.exit_code)
+    return _case(whole, _OUTCOMES.get(result.exit_code), command, subject)
+
+
+def error(message: str, command: str, subject: str) -> str:
+    """The report as XML where there is no comparison, with the error that prevented it; arguments as for `xml`."""
+    return _case("\n".join(map(printable, message.splitlines())), "error", command, subject)
+
+
+def _case(whole: str, outcome: str | None, command: str, subject: str) -> str:
     counts = {kind + "s": str(int(kind == outcome)) for kind in _OUTCOMES.values()}
     suite = ElementTree.Element("testsuite", {"name": "dash-guard", "tests": "1", **counts})
     case = ElementTree.SubElement(suite, "testcase", classname=f"dash_guard.{command}", name=printable(subject))

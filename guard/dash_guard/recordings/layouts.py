@@ -78,9 +78,10 @@ class Magnitude:
     Attributes:
         tensor: its name.
         relative: the norm of the difference, divided by the norm of the tensor in a.
-        largest: the largest difference of an element.
+        largest: the largest difference of an element; infinite if an element is NaN or infinite in one run and not
+            the same in the other.
         ulps: the same in units in the last place of the coarser dtype of the two.
-        factor: the number by which a must be multiplied to be nearest to b; None if a is zero.
+        factor: the number by which a must be multiplied to be nearest to b; None if a is zero, or `largest` infinite.
         beyond: whether it is more than rounding explains.
     """
 
@@ -144,12 +145,16 @@ class LayoutComparison:
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as lists, strings and numbers, for JSON."""
+        """The comparison as lists, strings and numbers, for JSON, which has no infinite numbers: they are None."""
         content = vars(self) | {"exit_code": self.exit_code}
         content["rounding"] = None if self.rounding is None else vars(self.rounding)
         for name in ("steps", "tensors", "state"):
-            content[name] = [vars(each) for each in content[name]]
+            content[name] = [{key: _plain(value) for key, value in vars(each).items()} for each in content[name]]
         return content
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def path_of(folder: Path, rank: int, step: int) -> Path:
@@ -216,7 +221,13 @@ class _Layouts:
             tensors = _gradients(names, a[phases.GRADIENT], b[phases.GRADIENT], rounding)
             if first:
                 self._decide(number, tensors)
-            why = start or _why(of_gradients, tensors, rounding, before, first) or self._updates(a, b, last, parameters)
+            why = (
+                start
+                or _unlike(tensors, "gradients")
+                or _why(of_gradients, tensors, rounding, before, first)
+                or _unlike([of_parameters], "gradients agree, and parameters")
+                or self._updates(a, b, last, parameters)
+            )
             before, last = of_gradients.relative, (a, b)
             if why:
                 self._decide(number, tensors)
@@ -276,6 +287,15 @@ class _Layouts:
         return f"gradients agree, and updates of b are {found.factor:.3g} times those of a: optimizers differ."
 
 
+def _unlike(found: list[Magnitude], what: str) -> str:
+    """That one run has values that are not finite, and the other has not the same; "" if not."""
+    unlike = [each.tensor for each in found if each.largest == math.inf]
+    if not unlike:
+        return ""
+    where = f", the first one in {unlike[0]}" if unlike[0] else ""
+    return f"{what} have elements that are NaN or infinite in one run and not the same in the other{where}."
+
+
 def _why(all_: Magnitude, tensors: list[Magnitude], rounding: Rounding, before: float, first: bool) -> str:
     """Why gradients of a step are beyond rounding, in words; "" if they are within."""
     beyond = [each for each in tensors if each.beyond]
@@ -310,30 +330,45 @@ def _gradients(
     sizes: dict[str, float] = {}
     for name in names:
         module = name.rpartition(".")[0]
-        sizes[module] = max(sizes.get(module, 0.0), _root_mean_square(a[name]), _root_mean_square(b[name]))
+        sizes[module] = max(sizes.get(module, 0.0), *map(_root_mean_square, _comparable(a[name], b[name])))
     found = []
     for name in names:
         each = _magnitude(name, a[name], b[name])
-        difference = _root_mean_square(b[name].double() - a[name].double())
-        beyond = not difference <= rounding.relative * sizes[name.rpartition(".")[0]]  # also if it is NaN
+        x, y = _comparable(a[name], b[name])
+        beyond = (
+            each.largest == math.inf or _root_mean_square(y - x) > rounding.relative * sizes[name.rpartition(".")[0]]
+        )
         found.append(replace(each, beyond=beyond))
     return found
+
+
+def _comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both tensors in double precision, with zeros where both are NaN, or infinite with the same sign."""
+    x, y = a.double(), b.double()
+    same = ~x.isfinite() & ((x == y) | (x.isnan() & y.isnan()))
+    return x.masked_fill(same, 0.0), y.masked_fill(same, 0.0)
+
+
+def _largest(difference: Tensor) -> float:
+    """The largest element of a difference, infinite if one of them is NaN."""
+    return float(difference.abs().nan_to_num(nan=math.inf, posinf=math.inf).max()) if difference.numel() else 0.0
 
 
 def _magnitude(name: str, a: Tensor, b: Tensor) -> Magnitude:
     import torch
 
-    x, y = a.double().flatten(), b.double().flatten()
+    x, y = (each.flatten() for each in _comparable(a, b))
     if x.equal(y) or not x.numel():
         return Magnitude(name, 0.0, 0.0, 0, 1.0)
-    difference, norm = y - x, float(x.norm())
+    difference, norm, largest = y - x, float(x.norm()), _largest(y - x)
     coarser = min((a.dtype, b.dtype), key=lambda dtype: torch.finfo(dtype).bits if dtype.is_floating_point else 64)
+    measured = norm > 0 and largest < math.inf
     return Magnitude(
         name,
-        float(difference.norm()) / norm if norm else math.inf,
-        float(difference.abs().max()),
-        _ulps(a.to(coarser), b.to(coarser)),
-        float(x @ y) / norm**2 if norm else None,
+        float(difference.norm()) / norm if measured else math.inf,
+        largest,
+        _ulps(x.to(coarser), y.to(coarser)),
+        float(x @ y) / norm**2 if measured else None,
     )
 
 
@@ -355,11 +390,13 @@ def _together(names: list[str], a: Mapping[str, Tensor], b: Mapping[str, Tensor]
     """All tensors as one."""
     squares = products = differences = largest = 0.0
     for name in names:
-        x, y = a[name].double().flatten(), b[name].double().flatten()
+        x, y = (each.flatten() for each in _comparable(a[name], b[name]))
         squares += float(x @ x)
         products += float(x @ y)
         differences += float((y - x) @ (y - x))
-        largest = max(largest, float((y - x).abs().max())) if x.numel() else largest
+        largest = max(largest, _largest(y - x))
+    if largest == math.inf:
+        return Magnitude("", math.inf, largest, 0, None)
     relative = math.sqrt(differences / squares) if squares else (math.inf if differences else 0.0)
     return Magnitude("", relative, largest, 0, products / squares if squares else None)
 

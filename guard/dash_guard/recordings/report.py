@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 from typing import Any
 
 from dash_inductor.untrusted import printable
@@ -41,19 +42,20 @@ def headline(result: Comparison) -> str:
     return "The runs are not comparable"
 
 
-def text(result: Comparison) -> str:
-    """A comparison as text for a terminal, at most 100 columns wide where names allow, without control characters."""
+def text(result: Comparison, width: int = WIDTH) -> str:
+    """A comparison as text for a terminal of a width, where names allow, without control characters."""
+    wrapped = partial(_wrapped, width)
     lines = [headline(result), "", f"  a  {result.a}", f"  b  {result.b}"]
     if result.first is not None:
         lines += ["", "In the first tensor that differs, there is", ""]
         lines += [f"  a  {result.first.a}", f"  b  {result.first.b}"]
         if result.first.before:
-            lines += ["", *_wrapped(f"The last tensor before it on this rank that is equal: {result.first.before}")]
+            lines += ["", *wrapped(f"The last tensor before it on this rank that is equal: {result.first.before}")]
     if result.conclusion:
-        lines += ["", *_wrapped(result.conclusion)]
+        lines += ["", *wrapped(result.conclusion)]
     if result.state and result.verdict == "equal":
-        lines += ["", *_wrapped("The tensors are equal; the state with which steps begin is not:"), ""]
-        lines += [line for each in result.state for line in _wrapped(state(each), "  ")]
+        lines += ["", *wrapped("The tensors are equal; the state with which steps begin is not:"), ""]
+        lines += [line for each in result.state for line in wrapped(state(each), "  ")]
     if result.others:
         lines += ["", f"{others(result)} in this step, in order:", ""]
         lines += [f"  rank {other.rank}: {other.phase} {other.tensor}" for other in result.others]
@@ -63,20 +65,22 @@ def text(result: Comparison) -> str:
         lines += [f"  {run}, step {finding['step']}: {sentence(finding)}" for run, finding in result.findings]
     if result.reasons:
         lines += ["", "Notes about the recordings:", ""]
-        lines += [line for reason in result.reasons for line in _wrapped(reason, "  ")]
+        lines += [line for reason in result.reasons for line in wrapped(reason, "  ")]
     if result.facts:
         lines += ["", "The runs differ in", ""]
         for name, a, b in result.facts:
             lines += [f"  {name}", f"    a  {shown(a)}", f"    b  {shown(b)}"]
     elif result.steps:
-        lines += ["", "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."]
+        words = "Versions, GPU, driver, settings, numerics keys and environment of the runs are equal."
+        lines += ["", *wrapped(words)]
     return "\n".join(map(printable, lines))
 
 
-def text_of_layouts(result: LayoutComparison) -> str:
+def text_of_layouts(result: LayoutComparison, width: int = WIDTH) -> str:
     """A comparison of layouts as text for a terminal, as `text`."""
+    wrapped = partial(_wrapped, width)
     lines = [LAYOUT_HEADLINES[result.verdict], "", f"  a  {result.a}", f"  b  {result.b}", ""]
-    lines += _wrapped(result.conclusion)
+    lines += wrapped(result.conclusion)
     if result.steps:
         rows = [["step", "gradients", "factor", "parameters", "largest"]]
         for step in _spread(result.steps):
@@ -84,7 +88,7 @@ def text_of_layouts(result: LayoutComparison) -> str:
             rows.append([str(step.step), f"{step.gradients:.1e}", factor_text(step.factor), *sizes])
         lines += [
             "",
-            "Relative differences by step, and the largest of an element of a parameter:",
+            *wrapped("Relative differences by step, and the largest of an element of a parameter:"),
             "",
             *_columns(rows),
         ]
@@ -93,16 +97,17 @@ def text_of_layouts(result: LayoutComparison) -> str:
         for each in result.tensors:
             sizes = (f"{each.relative:.1e}", f"{each.largest:.1e}")
             rows.append([">" * each.beyond, *sizes, str(each.ulps), factor_text(each.factor), each.tensor])
-        lines += ["", f"Gradients that differ most in step {result.deciding}, > beyond rounding:", "", *_columns(rows)]
+        title = f"Gradients that differ most in step {result.deciding}, > beyond rounding:"
+        lines += ["", *wrapped(title), "", *_columns(rows)]
     if result.rounding is not None:
         bound = f"{result.rounding.relative:.1e} of a gradient, {result.rounding.factor:.1e} as a common factor"
-        lines += ["", *_wrapped(f"Rounding of {result.rounding.dtype} explains {bound}.")]
+        lines += ["", *wrapped(f"Rounding of {result.rounding.dtype} explains {bound}.")]
     if result.state:
         lines += ["", "State that differs in this step:", ""]
-        lines += [line for each in result.state for line in _wrapped(each.what, "  ")]
+        lines += [line for each in result.state for line in wrapped(each.what, "  ")]
     if result.reasons:
         lines += ["", "Not compared:", ""]
-        lines += [line for reason in result.reasons for line in _wrapped(reason, "  ")]
+        lines += [line for reason in result.reasons for line in wrapped(reason, "  ")]
     return "\n".join(map(printable, lines))
 
 
@@ -140,7 +145,7 @@ def shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _wrapped(paragraph: str, indent: str = "") -> list[str]:
+def _wrapped(width: int, paragraph: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        printable(paragraph), WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+        printable(paragraph), width, initial_indent=indent, subsequent_indent=indent, break_long_words=False
     )

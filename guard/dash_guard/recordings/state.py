@@ -79,7 +79,7 @@ class States:
         """The differences of the last step that can explain a difference in a phase; None: all that matter later.
 
         A generator that draws nothing between steps matters only while it is not known whether it does: in the first
-        step of both runs.
+        step of both runs. It comes last.
         """
         found = []
         for name, step in self._since.items():
@@ -93,7 +93,7 @@ class States:
             early = phase is not None and _ORDER.index(phase) < _ORDER.index(_FROM[begin])
             if not (idle or data or early):
                 found.append(self._difference(name, step))
-        return found
+        return sorted(found, key=lambda each: each.name.startswith(GENERATOR) and each.name not in self._used)
 
     def _difference(self, name: str, step: int) -> StateDifference:
         a, b = (self._values[run].get(name, _NONE) for run in "ab")

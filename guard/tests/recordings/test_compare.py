@@ -18,6 +18,7 @@ from dash_guard.recordings import page, report
 from dash_guard.recordings.agreement import find, sentence
 from dash_guard.recordings.compare import Comparison, compare
 from dash_guard.recordings.file import Appender, Name, path_of
+from dash_inductor.cli import outputs
 from dash_inductor.errors import ArgumentError
 from dash_inductor.observers import phases
 
@@ -237,6 +238,33 @@ def test_a_junit_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.Capt
     result = results(tmp_path)[0]
     assert main(["compare", result.a, result.b, "--junit", str(tmp_path)]) == 2
     assert f"--junit {tmp_path} is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("compare", "a", "no"), ("compare", "--layouts", "a", "c"), ("verify", "script.py")])
+def test_an_error_is_a_junit_report(words: tuple[str, ...], tmp_path: Path) -> None:
+    """And the report of an earlier run does not stay."""
+    results(tmp_path)
+    (tmp_path / "script.py").write_text("raise SystemExit('usage: script.py')")
+    (tmp_path / "bits.xml").write_text("<testsuite/>")
+    command = [sys.executable, "-m", "dash_guard", words[0], "--junit", "bits.xml", *words[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    suite = ElementTree.parse(tmp_path / "bits.xml").getroot()
+    assert (done.returncode, suite.get("tests"), suite.get("failures"), suite.get("errors")) == (2, "1", "0", "1")
+    (case,) = suite
+    assert (case.get("classname"), [each.tag for each in case]) == (f"dash_guard.{words[0]}", ["error"])
+    assert case[0].text == done.stderr.splitlines()[-1].removeprefix(f"dash-guard {words[0]}: ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_the_width_of_the_terminal(
+    columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "columns", lambda: columns)
+    for result in results(tmp_path).values():
+        main(["compare", result.a, result.b])
+        lines = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
+        assert max(map(len, lines)) <= columns
+        assert any(len(line) > columns - 20 for line in lines) or columns > 80
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
