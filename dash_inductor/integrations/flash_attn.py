@@ -120,7 +120,7 @@ def flash_attn_varlen_func(
     if dropout_p:
         raise ArgumentError("dropout_p", dropout_p, "0 with packed documents")
     starts = cu_seqlens_q, cu_seqlens_k
-    longest = [len(x) if given is None else int(given) for x, given in ((q, max_seqlen_q), (k, max_seqlen_k))]
+    longest = [x.shape[0] if given is None else int(given) for x, given in ((q, max_seqlen_q), (k, max_seqlen_k))]
     return packed_attention(q, k, v, *starts, *longest, scale=softmax_scale, window=_window(window_size, causal))
 
 

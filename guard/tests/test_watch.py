@@ -144,8 +144,7 @@ def test_no_guard_that_breaks_changes_a_bit_or_ends_the_training(tmp_path: Path,
         assert list(facts["clean"]["coverage"]["data"]["unseen"]) == []
         assert result.stderr.count("training goes on, and is not checked from here") == 2  # ranks of the killed monitor
         assert "closed the connection" in json.dumps(load(tmp_path / "killed").coverage)
-        # The store logs a stack of C++ where the monitor ends during a call; later calls of a rank are not made.
-        assert result.stderr.count("frame #0") <= 2, "at most one stack of C++ a rank"
+        assert "frame #" not in result.stderr, "no stack of C++"
 
 
 @pytest.mark.full

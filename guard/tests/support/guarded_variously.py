@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,9 +30,12 @@ from dash_guard.checks.same_rank_recompute import SameRankRecompute
 from dash_guard.process import group
 from dash_guard.process.guard import Guard
 from dash_guard.report.findings import Finding
+from dash_guard.transport import store
 from tests.support.forked import ranks
 
 RANKS, STEPS = 2, 30
+IN_STORE = threading.Lock()
+"""Held while this rank is in the store through which it reaches the monitor."""
 PACED = ("clean", "killed", "full", "held")
 """Scenarios in which something happens during the training, which takes its time."""
 
@@ -56,6 +60,38 @@ def monitor(folder: Path) -> int:
     while not path.exists():
         time.sleep(0.01)
     return int(json.loads(path.read_text())["pid"])
+
+
+def one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of sessions that holds `IN_STORE`."""
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        with IN_STORE:
+            return method(*args)
+
+    return call
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and has not ended without being waited for."""
+    try:
+        state = Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def kill_between_calls(folder: Path) -> None:
+    """Ends the monitor while no rank is in the store, which logs a stack of C++ where its connection ends in a call."""
+    with IN_STORE:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            pid = monitor(folder)
+            os.kill(pid, signal.SIGKILL)
+            while is_running(pid):
+                time.sleep(0.01)
+        dist.barrier()
 
 
 def raising(guard: Guard) -> None:
@@ -89,8 +125,8 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
         return guard, parameters
 
     def happens(step: int) -> None:
-        if step == 10 and name == "killed" and first:
-            os.kill(monitor(folder), signal.SIGKILL)
+        if step == 10 and name == "killed":
+            kill_between_calls(folder)
         if step == 10 and name == "full" and first:
             resource.prlimit(monitor(folder), resource.RLIMIT_FSIZE, (1, limit[1]))
         if step == 5 and name == "raises" and not first:
@@ -109,6 +145,8 @@ def scenario(name: str, folder: Path) -> tuple[Guard, list[torch.Tensor]]:
 
 def work(folder: str, names: Sequence[str], rank: int) -> None:
     torch.set_num_threads(1)
+    for method in ("__init__", "push", "pop"):
+        setattr(store._End, method, one_at_a_time(getattr(store._End, method)))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS))
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     expected = train()
