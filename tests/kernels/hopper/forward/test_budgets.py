@@ -191,7 +191,7 @@ def test_others_are_pinned() -> None:
 192/128 full bfloat16: registers 168, spilled 0/0, shared 213504, steps 505..506
 192/128 causal bfloat16 ragged: registers 168, spilled 8/8, shared 213504, steps 510..676
 256/256 full bfloat16: registers 168, spilled 0/0, shared 197072, steps 437..438
-256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..506
+256/256 causal float16: registers 168, spilled 12/16, shared 197072, steps 411..505
 128/128 full float16 ragged segments: registers 168, spilled 36/72, shared 230008, steps 482..814
 128/128 causal bfloat16 segments: registers 168, spilled 32/48, shared 230008, steps 486..806
 192/128 causal float16 segments: registers 168, spilled 24/40, shared 213600, steps 518..840
