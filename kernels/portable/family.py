@@ -23,8 +23,11 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT, LIMIT_OF_16_BITS = 128, 256
-"""Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
+LIMIT = 256
+"""The largest head dim of the kernels."""
+
+WIDE = 128
+"""Head dims above it have tiles of their own."""
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head dim padded to a power of two
 
@@ -56,6 +59,8 @@ for _arch in ("sm_90", "sm_100"):
     CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w4s2", dq="32x32w4s2", ordered="32x32w8s2")
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+    # tiles of 32 x 32 would spill 12 KB a thread
+    CANDIDATES |= _rows(_arch, 32, (256,), dkdv="16x16w8s1", dq="16x16w8s1", ordered="16x16w8s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
 CANDIDATES |= _rows("sm_90", 32, (16, 32), dkdv="32x64w4s1", dq="64x64w4s1", ordered="32x32w8s1")
 CANDIDATES |= _rows("sm_90", 32, (64,), dkdv="32x64w4s1", dq="64x32w4s1", ordered="32x32w8s1")
@@ -102,8 +107,8 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
     if known == "cpu":
         raise ArgumentError("arch", arch, [*SHARED_BYTES, *SAME_AS])
     for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if not 1 <= dim <= 256:
-            raise ArgumentError(name, dim, "a number from 1 to 256")
+        if not 1 <= dim <= LIMIT:
+            raise ArgumentError(name, dim, f"a number from 1 to {LIMIT}")
     if bits not in (16, 32):
         raise ArgumentError("bits", bits, (16, 32))
     return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]
@@ -113,7 +118,7 @@ class Portable(Family):
     """The family of the portable kernels: Triton templates for all CUDA devices."""
 
     name = "portable"
-    head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
+    head_dims = f"all up to {LIMIT}"
     reads = RELATIONS
     scores = SCORES
 
@@ -121,11 +126,7 @@ class Portable(Family):
         return arch != "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return max(head_dim, value_dim) <= LIMIT_OF_16_BITS
-
-    def covers_dims(self, site: Site, arch: str) -> bool:
-        limit = LIMIT_OF_16_BITS if BITS[site.dtype] == 16 else LIMIT
-        return super().covers_dims(site, arch) and max(site.head_dim, site.value_dim) <= limit
+        return max(head_dim, value_dim) <= LIMIT
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]
@@ -141,7 +142,7 @@ class Portable(Family):
         if site.spec.bias is None:
             return found
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
-        is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
+        is_wide, is_narrow = max(site.head_dim, site.value_dim) > WIDE, site.value_dim <= WIDE < site.head_dim
         is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.spec.traits.has("dense"):
             return found

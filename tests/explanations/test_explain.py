@@ -129,8 +129,8 @@ def test_a_fallback_site_has_advice_and_what_is_known() -> None:
 
 
 def test_the_architecture_decides_what_an_architecture_keeps() -> None:
-    """At head dimension 160 in float32 a GPU has no kernel, and the CPU has one."""
-    arguments = tensors(*[(1, 2, 64, 160)] * 3, dtype=torch.float32)
+    """At head dimension 264 a GPU has no kernel, and the CPU has one."""
+    arguments = tensors(*[(1, 2, 64, 264)] * 3, dtype=torch.float32)
     with config.patch(cpu="reference"):
         (on_cpu,) = dash_inductor.explain(causal, *arguments).sites
     (on_hopper,) = dash_inductor.explain(causal, *arguments, arch="sm_90").sites
