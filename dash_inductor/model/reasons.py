@@ -106,7 +106,7 @@ class Reason(Enum):
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
-        "There are kernels for head dimensions up to 256.",
+        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types.",
     )
     VALUE_DIM = (
         "value_dim",
@@ -114,7 +114,7 @@ class Reason(Enum):
             "No kernel for this device and dtype has a head dimension of value that differs so from that of query "
             "and key."
         ),
-        "There are kernels for head dimensions up to 256, which may differ.",
+        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types; they may differ.",
     )
     SHAPE = (
         "shape",

@@ -23,8 +23,12 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT = 256
-"""The largest head dim of the kernels."""
+LIMIT, LIMIT_OF_16_BITS = 256, 512
+"""The largest head dim for any dtype, and for 16 bits.
+
+In fp32, tiles of 16 rows and 512 columns spill 15 KB a thread.  In 16 bits, a tile of more columns has 1024 of them,
+and the kernels take 112 KB of shared memory, which sm_89 does not have.
+"""
 
 WIDE = 128
 """Head dims above it have tiles of their own."""
@@ -58,6 +62,7 @@ CANDIDATES |= _rows("sm_89", 16, (256,), dkdv="32x32w8s1", dq="32x32w8s1", order
 for _arch in ("sm_90", "sm_100"):
     CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w4s2", dq="32x32w4s2", ordered="32x32w8s2")
 for _arch in SHARED_BYTES:
+    CANDIDATES |= _rows(_arch, 16, (512,), dkdv="16x16w8s1", dq="16x16w8s1", ordered="16x16w8s1")
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
     # tiles of 32 x 32 would spill 12 KB a thread
     CANDIDATES |= _rows(_arch, 32, (256,), dkdv="16x16w8s1", dq="16x16w8s1", ordered="16x16w8s1")
@@ -70,12 +75,16 @@ ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padde
 
 
 def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
-    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128."""
+    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128.
+
+    Larger head dims have the smallest tiles.
+    """
     rows: dict[ForwardKey, Tiles] = {}
-    for dim in (16, 32, 64, 128, 256):
-        for value_dim in (16, 32, 64, 128, 256):
+    for dim in (16, 32, 64, 128, 256, 512):
+        for value_dim in (16, 32, 64, 128, 256, 512):
             largest = max(dim, value_dim)
             shape = up_to_64 if largest <= 64 else up_to_128 if largest <= 128 else wide
+            shape = "16x16w8s1" if largest > 256 else shape
             rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
     return rows
 
@@ -106,19 +115,23 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
     known = tables_of(arch)
     if known == "cpu":
         raise ArgumentError("arch", arch, [*SHARED_BYTES, *SAME_AS])
-    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if not 1 <= dim <= LIMIT:
-            raise ArgumentError(name, dim, f"a number from 1 to {LIMIT}")
     if bits not in (16, 32):
         raise ArgumentError("bits", bits, (16, 32))
+    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+        if not 1 <= dim <= _limit(bits):
+            raise ArgumentError(name, dim, f"a number from 1 to {_limit(bits)}")
     return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]
+
+
+def _limit(bits: int) -> int:
+    return LIMIT_OF_16_BITS if bits == 16 else LIMIT
 
 
 class Portable(Family):
     """The family of the portable kernels: Triton templates for all CUDA devices."""
 
     name = "portable"
-    head_dims = f"all up to {LIMIT}"
+    head_dims = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} in 16 bits"
     reads = RELATIONS
     scores = SCORES
 
@@ -126,7 +139,11 @@ class Portable(Family):
         return arch != "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return max(head_dim, value_dim) <= LIMIT
+        return max(head_dim, value_dim) <= LIMIT_OF_16_BITS
+
+    def covers_dims(self, site: Site, arch: str) -> bool:
+        limit = _limit(BITS[site.dtype])
+        return super().covers_dims(site, arch) and max(site.head_dim, site.value_dim) <= limit
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dash_inductor.config import SETTINGS, config
 from dash_inductor.kernels.hopper.kernel_configs import CANDIDATES as HOPPER
 from dash_inductor.kernels.hopper.prediction import ARCH
-from dash_inductor.kernels.portable.family import LIMIT
+from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model.architectures import SAME_AS, WORKERS
 from dash_inductor.model.reasons import Reason
 from dash_inductor.passes.attention.checks import DTYPES
@@ -56,7 +56,7 @@ def test_every_reason_is_listed_with_its_explanation() -> None:
 def test_properties_are_the_limits_of_the_code() -> None:
     listed = {cells[0]: cells[1] for cells in rows(text_of("docs/replaced.md"), "## Properties")}
     assert max(dims[0] for dims in HOPPER) == LIMIT
-    expected = f"all up to {LIMIT}; v may "
+    expected = f"all up to {LIMIT}, and up to {LIMIT_OF_16_BITS} for float16 and bfloat16; v may "
     assert listed["head dimension"].startswith(expected)
     assert all(str(dtype).removeprefix("torch.") in listed["dtype"] for dtype in DTYPES)
     assert set(re.findall(r"sm_\d+", listed["device"])) == {*WORKERS, *SAME_AS} - {"cpu"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.kernels.portable.family import LIMIT
+from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS
 from dash_inductor.model import AttentionSpec, Band, Mask, Site
 from dash_inductor.model.architectures import SHARED_BYTES
 from dash_inductor.planning import plan
@@ -28,7 +28,8 @@ def cases(count: int) -> list[tuple[str, str, tuple[int, int], str, int]]:
     found = []
     for number in range(count):
         dtype = ("bfloat16", "float32", "float16")[number % 3]
-        dims = [dim for dim in range(1, LIMIT + 1) if dim % 8]
+        limit = LIMIT if dtype == "float32" else LIMIT_OF_16_BITS
+        dims = [dim for dim in range(1, limit + 1) if dim % 8]
         equal = draw.choice(dims)
         pair = (equal, equal) if number % 2 else (draw.choice(dims), draw.choice(dims))
         arch = draw.choice([*SHARED_BYTES]) if number % 4 == 3 else "sm_90"

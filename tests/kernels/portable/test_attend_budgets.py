@@ -32,6 +32,8 @@ CASES = [
     ("sm_90", "bfloat16", (128, 128), Band(), False),
     ("sm_90", "float16", (192, 128), Band(0), False),
     ("sm_90", "bfloat16", (256, 256), Band(0), False),
+    ("sm_90", "bfloat16", (512, 512), Band(0), True),
+    ("sm_89", "float16", (512, 64), Band(0), False),
     ("sm_100", "bfloat16", (64, 64), Band(0), False),
     ("sm_100", "bfloat16", (128, 128), Band(), True),
 ]

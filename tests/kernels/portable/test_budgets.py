@@ -34,7 +34,7 @@ CASES = [
     ("sm_90", "bfloat16", 16, Band(), "ascending"),
     ("sm_100", "bfloat16", 128, Band(0), None),
     ("sm_100", "bfloat16", 64, Band(), None),
-    *((arch, "bfloat16", 256, Band(0), "two_pass") for arch in SHARED_BYTES),
+    *((arch, "bfloat16", dim, Band(0), "two_pass") for dim in (256, 512) for arch in SHARED_BYTES),
     *((arch, "bfloat16", 256, Band(0), "spt") for arch in SHARED_BYTES if arch != "sm_90"),
 ]
 """Architecture, dtype, head dim, mask, schedule if it is not the planner's choice."""
@@ -126,6 +126,14 @@ sm_90 bfloat16 256 causal two_pass 32x32w4s2: registers 174, spills 0/0, shared 
 sm_90 bfloat16 256 causal two_pass 32x32w4s2: registers 252, spills 0/0, shared 67840
 sm_100 bfloat16 256 causal two_pass 32x32w4s2: registers 174, spills 0/0, shared 67584
 sm_100 bfloat16 256 causal two_pass 32x32w4s2: registers 252, spills 0/0, shared 67840
+sm_80 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
+sm_80 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 16/16, shared 81920
+sm_89 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
+sm_89 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 16/16, shared 81920
+sm_90 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
+sm_90 bfloat16 512 causal two_pass 16x16w8s1: registers 142, spills 0/0, shared 81920
+sm_100 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
+sm_100 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 24/24, shared 81920
 sm_80 bfloat16 256 causal spt 32x64w8s2: registers 36, spills 0/0, shared 128
 sm_80 bfloat16 256 causal spt 32x64w8s2: registers 255, spills 8/8, shared 114944
 sm_89 bfloat16 256 causal spt 32x32w8s1: registers 40, spills 0/0, shared 128

@@ -57,9 +57,9 @@ LARGE = {"head_dim": 256, "value_dim": 256}
     [
         (Reason.DROPOUT, flash, {}, {"dropout": 1.0}),
         (Reason.DTYPE, flash_backward, {"dtype": torch.float64}, {}),
-        (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264}, {}),
+        (Reason.HEAD_DIM, efficient, {"head_dim": 520, "value_dim": 520}, {}),
         (Reason.HEAD_DIM, efficient, {"head_dim": 264, "value_dim": 264, "dtype": torch.float32}, {}),
-        (Reason.VALUE_DIM, efficient, {"value_dim": 264}, {}),
+        (Reason.VALUE_DIM, efficient, {"value_dim": 520}, {}),
         (Reason.VALUE_DIM, efficient, {"head_dim": 576, "value_dim": 512}, {}),
         (Reason.SHAPE, flash_backward, {"kv_heads": 3}, {}),
         (Reason.CAUSAL_LENGTHS, flash, {"q_len": 64}, {}),
