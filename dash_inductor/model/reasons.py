@@ -106,7 +106,10 @@ class Reason(Enum):
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
-        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types.",
+        (
+            "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types. With `enable_gqa`, "
+            "PyTorch computes 16-bit heads above 256 in float32: repeat key and value instead (`repeat_interleave`)."
+        ),
     )
     VALUE_DIM = (
         "value_dim",

@@ -100,16 +100,16 @@ sm_90 float16 80 causal two_pass 128x64w8s3: registers 205, spills 0/0, shared 1
 sm_90 float16 80 causal two_pass 64x64w4s2: registers 255, spills 72/72, shared 98816
 sm_90 float32 128 causal 64x32w8s1: registers 255, spills 172/168, shared 180224
 sm_90 float32 128 causal 32x32w8s1: registers 255, spills 20/20, shared 81920
-sm_80 float32 256 causal 16x16w8s1: registers 255, spills 528/460, shared 81920
-sm_80 float32 256 causal 16x16w8s1: registers 255, spills 252/252, shared 81920
-sm_89 float32 256 causal 16x16w8s1: registers 255, spills 512/444, shared 81920
-sm_89 float32 256 causal 16x16w8s1: registers 255, spills 264/264, shared 81920
-sm_90 float32 256 causal 16x16w8s1: registers 255, spills 516/456, shared 81920
-sm_90 float32 256 causal 16x16w8s1: registers 255, spills 268/268, shared 81920
-sm_100 float32 256 causal 16x16w8s1: registers 255, spills 508/448, shared 81920
-sm_100 float32 256 causal 16x16w8s1: registers 255, spills 260/260, shared 81920
-sm_90 float32 256 causal spt 16x16w8s1: registers 40, spills 0/0, shared 128
-sm_90 float32 256 causal spt 16x16w8s1: registers 255, spills 312/316, shared 114688
+sm_80 float32 256 causal 16x16w4s1: registers 255, spills 748/616, shared 81920
+sm_80 float32 256 causal 16x16w4s1: registers 255, spills 680/680, shared 81920
+sm_89 float32 256 causal 16x16w4s1: registers 255, spills 728/596, shared 81920
+sm_89 float32 256 causal 16x16w4s1: registers 255, spills 684/684, shared 81920
+sm_90 float32 256 causal 16x16w4s1: registers 255, spills 732/600, shared 81920
+sm_90 float32 256 causal 16x16w4s1: registers 255, spills 684/684, shared 81920
+sm_100 float32 256 causal 16x16w4s1: registers 255, spills 732/600, shared 81920
+sm_100 float32 256 causal 16x16w4s1: registers 255, spills 716/720, shared 81920
+sm_90 float32 256 causal spt 16x16w4s1: registers 37, spills 0/0, shared 128
+sm_90 float32 256 causal spt 16x16w4s1: registers 255, spills 720/724, shared 114688
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 20, spills 0/0, shared 256
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 218, spills 0/0, shared 58368
 sm_90 bfloat16 16 full ascending 64x128w8s3: registers 16, spills 0/0, shared 256
