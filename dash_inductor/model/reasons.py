@@ -106,7 +106,10 @@ class Reason(Enum):
     HEAD_DIM = (
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
-        "There are kernels up to 128 for float32, and up to 256 for 16-bit types.",
+        (
+            "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types. With `enable_gqa`, "
+            "PyTorch computes 16-bit heads above 256 in float32: repeat key and value instead (`repeat_interleave`)."
+        ),
     )
     VALUE_DIM = (
         "value_dim",
@@ -114,10 +117,7 @@ class Reason(Enum):
             "No kernel for this device and dtype has a head dimension of value that differs so from that of query "
             "and key."
         ),
-        (
-            "Pad value to the head dimension of query and key. On CUDA, those up to 128, and in 16 bits up to 256, "
-            "need no padding."
-        ),
+        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types; they may differ.",
     )
     SHAPE = (
         "shape",

@@ -23,8 +23,15 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT, LIMIT_OF_16_BITS = 128, 256
-"""Largest head dim of the backward for any dtype, and for 16 bits.  In fp32 wider tiles do not fit the registers."""
+LIMIT, LIMIT_OF_16_BITS = 256, 512
+"""The largest head dim for any dtype, and for 16 bits.
+
+In fp32, tiles of 16 rows and 512 columns spill 15 KB a thread.  In 16 bits, a tile of more columns has 1024 of them,
+and the kernels take 112 KB of shared memory, which sm_89 does not have.
+"""
+
+WIDE = 128
+"""Head dims above it have tiles of their own."""
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head dim padded to a power of two
 
@@ -55,7 +62,10 @@ CANDIDATES |= _rows("sm_89", 16, (256,), dkdv="32x32w8s1", dq="32x32w8s1", order
 for _arch in ("sm_90", "sm_100"):
     CANDIDATES |= _rows(_arch, 16, (256,), dkdv="32x32w4s2", dq="32x32w4s2", ordered="32x32w8s2")
 for _arch in SHARED_BYTES:
+    CANDIDATES |= _rows(_arch, 16, (512,), dkdv="16x16w8s1", dq="16x16w8s1", ordered="16x16w8s1")
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
+    # Tiles of 32 x 32 would spill 12 KB a thread, and eight warps 8 KB at some head dims (206, of v 154).
+    CANDIDATES |= _rows(_arch, 32, (256,), dkdv="16x16w4s1", dq="16x16w4s1", ordered="16x16w4s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
 CANDIDATES |= _rows("sm_90", 32, (16, 32), dkdv="32x64w4s1", dq="64x64w4s1", ordered="32x32w8s1")
 CANDIDATES |= _rows("sm_90", 32, (64,), dkdv="32x64w4s1", dq="64x32w4s1", ordered="32x32w8s1")
@@ -65,12 +75,16 @@ ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padde
 
 
 def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
-    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128."""
+    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128.
+
+    Larger head dims have the smallest tiles.
+    """
     rows: dict[ForwardKey, Tiles] = {}
-    for dim in (16, 32, 64, 128, 256):
-        for value_dim in (16, 32, 64, 128, 256):
+    for dim in (16, 32, 64, 128, 256, 512):
+        for value_dim in (16, 32, 64, 128, 256, 512):
             largest = max(dim, value_dim)
             shape = up_to_64 if largest <= 64 else up_to_128 if largest <= 128 else wide
+            shape = "16x16w8s1" if largest > 256 else shape
             rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
     return rows
 
@@ -101,12 +115,16 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
     known = tables_of(arch)
     if known == "cpu":
         raise ArgumentError("arch", arch, [*SHARED_BYTES, *SAME_AS])
-    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-        if not 1 <= dim <= 256:
-            raise ArgumentError(name, dim, "a number from 1 to 256")
     if bits not in (16, 32):
         raise ArgumentError("bits", bits, (16, 32))
+    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+        if not 1 <= dim <= _limit(bits):
+            raise ArgumentError(name, dim, f"a number from 1 to {_limit(bits)}")
     return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]
+
+
+def _limit(bits: int) -> int:
+    return LIMIT_OF_16_BITS if bits == 16 else LIMIT
 
 
 class Portable(Family):
@@ -124,7 +142,7 @@ class Portable(Family):
         return max(head_dim, value_dim) <= LIMIT_OF_16_BITS
 
     def covers_dims(self, site: Site, arch: str) -> bool:
-        limit = LIMIT_OF_16_BITS if BITS[site.dtype] == 16 else LIMIT
+        limit = _limit(BITS[site.dtype])
         return super().covers_dims(site, arch) and max(site.head_dim, site.value_dim) <= limit
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
@@ -141,7 +159,7 @@ class Portable(Family):
         if site.spec.bias is None:
             return found
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
-        is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
+        is_wide, is_narrow = max(site.head_dim, site.value_dim) > WIDE, site.value_dim <= WIDE < site.head_dim
         is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.spec.traits.has("dense"):
             return found

@@ -8,7 +8,6 @@ from ...model.plan import Tiles
 from ...model.relations import RELATIONS
 from ...model.site import Site
 from ..family import SCORES, Candidate, Family
-from ..portable.family import LIMIT_OF_16_BITS as LIMIT
 
 TILES = Tiles.parse("64x64w1s1")
 
@@ -17,7 +16,7 @@ class Reference(Family):
     """The family of the reference executor, which runs plans in plain ATen on the CPU."""
 
     name = "reference"
-    head_dims = f"all up to {LIMIT}"
+    head_dims = "all"
     reads = RELATIONS
     scores = SCORES
     device = "cpu"
@@ -26,7 +25,7 @@ class Reference(Family):
         return arch == "cpu"
 
     def has_head_dims(self, head_dim: int, value_dim: int) -> bool:
-        return max(head_dim, value_dim) <= LIMIT
+        return True
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         return Candidate(TILES, TILES), Candidate(TILES, matmul=0.3, reduce=0.4, handover=0.1)

@@ -219,7 +219,7 @@ def test_a_named_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_site_that_no_kernel_covers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    wide = ("--shape", "1,4,2,1024,1024,264", "--arch", "a100")
+    wide = ("--shape", "1,4,2,1024,1024,520", "--arch", "a100")
     out = printed(capsys, *wide, status=1)
     assert "not replaced No kernel for this device and dtype has this head dimension" in " ".join(out.split())
     drawn = tmp_path / "a.svg"

@@ -120,17 +120,17 @@ def test_another_architecture_has_another_plan() -> None:
 def test_a_fallback_site_has_advice_and_what_is_known() -> None:
     (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 64)] * 3)).sites
     assert (site.fallback, site.advice) == (Fallback(Reason.CPU_OFF), Reason.CPU_OFF.advice)
-    (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 264)] * 3), arch="sm_90").sites
+    (site,) = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 520)] * 3), arch="sm_90").sites
     assert site.fallback is not None
     assert (site.fallback.reason, site.plan) == (Reason.HEAD_DIM, None)
-    assert "up to 256" in site.fallback.detail
+    assert "up to 512 in 16 bits" in site.fallback.detail
     assert site.site is not None
     assert not any(candidate.chosen for candidate in site.candidates)
 
 
 def test_the_architecture_decides_what_an_architecture_keeps() -> None:
-    """At head dimension 160 in float32 a GPU has no kernel, and the CPU has one."""
-    arguments = tensors(*[(1, 2, 64, 160)] * 3, dtype=torch.float32)
+    """At head dimension 520 a GPU has no kernel, and the CPU has one."""
+    arguments = tensors(*[(1, 2, 64, 520)] * 3, dtype=torch.float32)
     with config.patch(cpu="reference"):
         (on_cpu,) = dash_inductor.explain(causal, *arguments).sites
     (on_hopper,) = dash_inductor.explain(causal, *arguments, arch="sm_90").sites
@@ -255,7 +255,7 @@ def explanation() -> Explanation:
     """Two equal layers and a site that is not replaced, planned for sm_90."""
     torch.use_deterministic_algorithms(True)
     layers = dash_inductor.explain(model(), inputs(), attention_mask=torch.ones(2, 128), arch="sm_90")
-    fallback = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 264)] * 3), arch="sm_90")
+    fallback = dash_inductor.explain(causal, *tensors(*[(1, 2, 64, 520)] * 3), arch="sm_90")
     notes = ("A note of `code` that is so long that it does not fit into one line of the table of 100 columns at all.",)
     return Explanation((*layers.graphs, *fallback.graphs), (*layers.sites, *fallback.sites), notes)
 

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 import dash_inductor
 from dash_inductor import lowering, sites
 from dash_inductor.config import config
-from dash_inductor.kernels.portable.family import LIMIT, forward_tiles
+from dash_inductor.kernels.portable.family import forward_tiles
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
 from dash_inductor.lowering import backward
-from dash_inductor.model import Band, Dropout, Operand, Plan, Tiles
+from dash_inductor.model import Band, Plan, Tiles
 
-from ..support.dropout import kept_pairs
-from ..support.paired import PairedAttention, step
+from ..support.paired import PairedAttention, as_pytorch, step
 from ..support.portable_plans import portable_plan
 from ..support.repeats import bits, differing_runs
 from ..support.together import side_by_side
@@ -121,22 +120,6 @@ def problems() -> list[PairedAttention]:
         )
         for dim, dtype, band, q_len, kv_len, group, data in CASES
     ]  # fmt: skip
-
-
-def as_pytorch(p: PairedAttention) -> tuple[Tensor, ...]:
-    """Output and gradients of PyTorch's math in the problem's dtype, with the pairs dropped that the problem drops."""
-    leaves = [t.detach().clone().requires_grad_() for t in (p.q, p.k, p.v, *([] if p.bias is None else [p.bias]))]
-    q, k, v = leaves[0], *(t.repeat_interleave(p.group, 1) for t in leaves[1:3])
-    mask = torch.where(p.keep(), 0.0, float("-inf")).to(q.dtype)
-    mask = mask if p.bias is None else mask + leaves[3]
-    if p.seed is None:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=p.scale)
-    else:
-        dropout = Dropout(p.drops, Operand(0))
-        kept = kept_pairs(dropout, p.seed, *p.plane) * dropout.rescale
-        out = ((q @ k.mT * p.scale + mask).softmax(3) * kept.to(q.dtype)) @ v
-    return out.detach(), *torch.autograd.grad(out, leaves, p.do)
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -241,7 +224,6 @@ def test_every_head_dim_compiles_and_is_right() -> None:
         PairedAttention.random(150, 170, Band(), dim=dim, dtype=dtype, scale=dim**-0.5, device=DEVICE, **data)
         for dim in (16, 32, 96, 192, 256)
         for dtype, data in ((BF16, {"dense": "qk"}), (BF16, {"bias": "hqk:random"}), (FP32, {"bias": "qk:infinite"}))
-        if dim <= LIMIT or dtype != FP32
     ]
     tiles = [forward_tiles(arch, 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3]) for p in given]
     assert all(isinstance(t, Tiles) for t in tiles)

@@ -65,7 +65,7 @@ def test_every_site_that_is_planned_has_a_forward() -> None:
     """All head dims, architectures and dtypes: tiles are missing exactly where the forward is not replaced."""
     planned = 0
     for arch, dtype, dim, value_dim in product(
-        ("sm_80", "sm_89", "sm_90", "sm_100"), ("bfloat16", "float32"), range(8, 264, 8), (8, 64, 128, 256)
+        ("sm_80", "sm_89", "sm_90", "sm_100"), ("bfloat16", "float32"), range(8, 528, 8), (8, 128, 256, 512)
     ):
         decision = decide(site((dim, value_dim), dtype), arch)
         if isinstance(decision, Plan):

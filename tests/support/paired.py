@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dash_inductor.model import AttentionSpec, Band, Bias, Dense, Dropout, Keys, Mask, Operand, Site
@@ -167,6 +168,22 @@ class PairedAttention:
         assert self.bias is not None
         dims = [d for d in range(4) if self.bias.shape[d] == 1 and gradient.shape[d] != 1]
         return gradient.double().sum(dims, keepdim=True) if dims else gradient.double()
+
+
+def as_pytorch(p: PairedAttention) -> tuple[Tensor, ...]:
+    """Output and gradients of PyTorch's math in the problem's dtype, with the pairs dropped that the problem drops."""
+    leaves = [t.detach().clone().requires_grad_() for t in (p.q, p.k, p.v, *([] if p.bias is None else [p.bias]))]
+    q, k, v = leaves[0], *(t.repeat_interleave(p.group, 1) for t in leaves[1:3])
+    mask = torch.where(p.keep(), 0.0, float("-inf")).to(q.dtype)
+    mask = mask if p.bias is None else mask + leaves[3]
+    if p.seed is None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=p.scale)
+    else:
+        dropout = Dropout(p.drops, Operand(0))
+        kept = kept_pairs(dropout, p.seed, *p.plane) * dropout.rescale
+        out = ((q @ k.mT * p.scale + mask).softmax(3) * kept.to(q.dtype)) @ v
+    return out.detach(), *torch.autograd.grad(out, leaves, p.do)
 
 
 def step(

@@ -75,6 +75,14 @@ EXACT += ANY_DIM
 BITS += [ANY_DIM[1], ANY_DIM[3], ANY_DIM[5]]
 POISON += [ANY_DIM[2], ANY_DIM[6]]
 INDUCTOR += [ANY_DIM[2], ANY_DIM[4], ANY_DIM[5]]
+# Value wider than key, and wide heads.
+WIDE = [
+    "causal,40,50,64,128,2,float32,0.1,all",
+    "full,33,40,192,128,1,float32,0.07,holes",
+    "band(-9;9),40,33,20,200,1,float32,0.1,all,apart",
+    "causal,33,40,512,300,1,float16,0.04,holes",
+]
+EXACT += WIDE
 DOCUMENT = "causal,45,45,24,24,2,float32,0.3,all,same"
 CHUNKS = "causal,40,40,24,24,2,float32,0.3,all"
 BACKWARD = [
@@ -90,6 +98,7 @@ BACKWARD = [
     "spt,band(0;20),33,50,24,24,2,float32,-0.3,all,single",
     "bent_fold,causal,40,40,24,24,1,float32,0.3,left,repeated",
     *(f"{schedule},{case}" for schedule, case in zip(SCHEDULES, ANY_DIM, strict=True)),
+    *(f"{schedule},{case}" for schedule, case in zip(SCHEDULES[2:6], WIDE, strict=True)),
 ]
 MODES = {
     "test_against_fp64": "exact",
@@ -151,7 +160,7 @@ def test_a_document_has_the_same_bits_wherever_it_lies(results: dict[str, str], 
     assert results[f"documents,{case}"] == "equal"
 
 
-@some(BACKWARD, [*BACKWARD[1:5:3], *BACKWARD[-6::3]])
+@some(BACKWARD, [*BACKWARD[1:5:3], *BACKWARD[-10::3]])
 def test_the_backward_reads_what_takes_part(results: dict[str, str], case: str) -> None:
     """Against autograd; keys that no row sees and rows that are left without keys have gradients of zero."""
     result = results[case]

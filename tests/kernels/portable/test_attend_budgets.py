@@ -11,7 +11,7 @@ import pytest
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.kernels.portable.family import forward_tiles
+from dash_inductor.kernels.portable.family import LIMIT, LIMIT_OF_16_BITS, forward_tiles
 from dash_inductor.model import AttentionSpec, Band, Bias, Dense, Keys, Mask, Operand, Plan, Segments, Site, Tiles
 from dash_inductor.model.architectures import SAME_AS, SHARED_BYTES
 from dash_inductor.planning import plan
@@ -32,6 +32,8 @@ CASES = [
     ("sm_90", "bfloat16", (128, 128), Band(), False),
     ("sm_90", "float16", (192, 128), Band(0), False),
     ("sm_90", "bfloat16", (256, 256), Band(0), False),
+    ("sm_90", "bfloat16", (512, 512), Band(0), True),
+    ("sm_89", "float16", (512, 64), Band(0), False),
     ("sm_100", "bfloat16", (64, 64), Band(0), False),
     ("sm_100", "bfloat16", (128, 128), Band(), True),
 ]
@@ -253,7 +255,8 @@ def test_a_bias_is_loaded_ahead() -> None:
 
 
 def test_every_class_has_tiles() -> None:
-    for arch, bits, dim, value_dim in product(SHARED_BYTES, (16, 32), range(8, 257, 8), (8, 72, 128, 136, 256)):
+    dims = [(16, dim) for dim in range(8, LIMIT_OF_16_BITS + 1, 8)] + [(32, dim) for dim in range(8, LIMIT + 1, 8)]
+    for arch, (bits, dim), value_dim in product(SHARED_BYTES, dims, (8, 72, 128, 136, 256)):
         tiles = forward_tiles(arch, bits, dim, value_dim)
         assert min(tiles.block_q, tiles.block_kv) >= 16
         assert all(x & (x - 1) == 0 for x in (tiles.block_q, tiles.block_kv, tiles.num_warps))
@@ -264,7 +267,8 @@ def test_every_class_has_tiles() -> None:
 REFUSED: list[tuple[Callable[[], Tiles], str]] = [
     (lambda: forward_tiles("sm_70", 16, 64, 64), "arch='sm_70'"),
     (lambda: forward_tiles("sm_90", 8, 64, 64), "bits=8"),
-    (lambda: forward_tiles("sm_90", 16, 264, 64), "head_dim=264"),
+    (lambda: forward_tiles("sm_90", 16, 520, 64), "head_dim=520"),
+    (lambda: forward_tiles("sm_90", 32, 64, 264), "value_dim=264"),
     (lambda: forward_tiles("sm_90", 16, 64, 0), "value_dim=0"),
 ]
 

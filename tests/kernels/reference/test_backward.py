@@ -49,6 +49,19 @@ def test_gradients(schedule: str, mask: Band, q_len: int, kv_len: int) -> None:
     assert all(map(torch.equal, gradients, again))
 
 
+@pytest.mark.parametrize("schedule", ["two_pass", "spt"])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(16, 24), (24, 8), (20, 20), (3, 5), (576, 512)])
+def test_head_dims(schedule: str, head_dim: int, value_dim: int) -> None:
+    """Any, of query and key and of value."""
+    how = {"value_dim": value_dim, "group": 2, "device": "cpu", "dtype": torch.float32}
+    problem = Attention.random(40, 33, head_dim, Band(0, 20), **how)  # type: ignore[arg-type]  # of all kinds
+    out, lse, exact = problem.exact()
+    spec = str(backward_spec(problem.mask, problem.scale, (BSHD, [0, 1, 2, 3], BSHD)))
+    arguments = (problem.do, problem.q, problem.k, problem.v, out.float(), lse.float(), [], spec)
+    gradients = ops.attention_backward(*arguments, str(reference_plan(schedule)), "test")
+    assert max(errors(gradients, exact)) < TOLERANCE
+
+
 @pytest.mark.parametrize(("mask", "q_len", "kv_len"), poison.MASKS, ids=str)
 def test_what_nobody_sees_may_hold_anything(mask: Band, q_len: int, kv_len: int) -> None:
     for schedule in ("two_pass", poison.single_pass(mask)):
