@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     common.watchdog(600)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module
     with tempfile.TemporaryDirectory() as folder:
         row = measure(options, Path(folder))
     common.table([row])

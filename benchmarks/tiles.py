@@ -95,7 +95,7 @@ def _compile(job: tuple[Site, Plan, int]) -> str:
 
 
 class Data:
-    """The inputs of one site, the forward's outputs, and fp32 gradients of batch element 0, head 0."""
+    """The inputs of one site, its scale, the forward's outputs, and fp32 gradients of batch element 0, head 0."""
 
     def __init__(self, site: Site) -> None:
         assert site.batch
@@ -104,7 +104,7 @@ class Data:
         g = torch.Generator(device="cuda").manual_seed(0)
         shape = (site.batch, site.q_heads, site.q_len, site.head_dim)
         q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g) for _ in range(4))
-        causal = not site.band.is_full
+        causal, self.scale = not site.band.is_full, site.scale
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)[:2]
         self.tensors = {"Q": q, "K": k, "V": v, "DO": do, "OUT": out, "LSE": lse.contiguous()}
         self.tensors["DELTA"] = (out.float() * do.float()).sum(-1)
@@ -162,7 +162,6 @@ def main() -> None:
         common.watchdog(60)
         if site != last:
             data, last = Data(site), site
-            data.scale = site.scale
         assert data is not None
         assert site.batch
         assert site.q_len

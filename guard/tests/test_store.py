@@ -47,7 +47,7 @@ class Ends:
     def line(self, rank: int, secret: str = SECRET, **hello: object) -> Line:
         return Line(lambda: (self.address, secret), {**HELLO, **hello}, rank, self.lost, patience=2.0)
 
-    def client(self) -> dist.TCPStore:
+    def client(self) -> dist.TCPStore:  # type: ignore[name-defined]
         """Somebody who can reach the store."""
         return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False)
 

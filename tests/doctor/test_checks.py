@@ -523,7 +523,7 @@ def test_settings_of_a_script_are_seen_where_it_compiles(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module
     config.cpu = "reference"
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     try:
@@ -539,7 +539,7 @@ def test_settings_of_a_script_are_seen_where_it_compiles(
         assert found["program"] == "the program ended with ValueError: a reason"
         assert "coordinate_descent_tuning" in found["autotuning"]
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]  # of the module
 
 
 def test_bad_value_of_a_variable_is_a_finding() -> None:

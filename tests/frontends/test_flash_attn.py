@@ -36,7 +36,7 @@ from ..support.packed import documents
 
 ops = torch.ops.flash_attn
 pytestmark = pytest.mark.usefixtures("deterministic")
-PACKAGES = {"2": fa2, "3": FA3, "hub": HUB}
+PACKAGES: dict[str, Callable[..., Any]] = {"2": fa2, "3": FA3, "hub": HUB}
 PADDED = PACKAGES | {"extension": extension}
 QKV = [(2, 40, 4, 16), (2, 40, 2, 16), (2, 40, 2, 16)]
 LONGER = [(2, 40, 4, 16), (2, 56, 2, 16), (2, 56, 2, 16)]

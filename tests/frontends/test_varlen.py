@@ -151,7 +151,8 @@ def test_compiled_code(checkpointed: bool, dynamic: bool) -> None:
 
 def test_symbols_for_tokens_of_query_and_key_may_differ() -> None:
     """They are equal for the tensors at hand; a guard says so, and the same code serves other numbers."""
-    with torch.fx.experimental._config.patch(use_duck_shape=False), capture(strict=True) as graphs:
+    apart = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    with apart, capture(strict=True) as graphs:
         compiled = graphs.compile(attend((-1, 0)), dynamic=True)
         for tokens in (50, 61):
             inputs, starts = tensors(*[(tokens, 2, 16)] * 3), documents(0, 30, tokens)

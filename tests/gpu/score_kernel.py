@@ -29,7 +29,7 @@ def powers(s_ptr, p_ptr, slope_ptr, factor, bound, HIDES: gl.constexpr, COUNT: g
     columns = gl.arange(0, COUNT, gl.SliceLayout(0, layout))
     places = (gl.program_id(0) * 4 + gl.expand_dims(rows, 1)) * COUNT + gl.expand_dims(columns, 0)
     s = gl.load(s_ptr + places)
-    score = Score(factor, bound, True, False, False)
+    score = Score(factor, bound, True, False, False)  # type: ignore[call-arg]  # of a device function
     v, far = score.begun(s, HIDES)
     if HIDES:
         v = gl.where(s == -float("inf"), s, v)

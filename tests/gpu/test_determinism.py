@@ -80,7 +80,7 @@ def test_poisoned_memory(shape: Shape) -> None:
     run = Run(shape)
     clean = [t.clone() for t in run()]
     torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # of the module
     assert differing_runs(run, 50, poisoned=True) == 0
     assert all(map(torch.equal, clean, run()))
 

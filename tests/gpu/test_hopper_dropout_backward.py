@@ -93,7 +93,7 @@ class Dropped:
         plan = plan_of(p, self.schedule)
         return hopper_calls.backward(p.do, p.q, p.k, p.v, self.out, self.lse, self._spec(), plan, self.data)
 
-    def _call(self) -> AttentionSpec:
+    def _spec(self) -> AttentionSpec:
         return AttentionSpec(self.mask, self.problem.scale, (BSHD,) * 3)
 
     def exact(self, *, rounded: bool) -> Gradients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from dash_inductor.upstream import fill_uninitialized_memory as fill
 from ..support import bags
 from ..support.processes import run_python
 
-FLAG = torch.utils.deterministic
+FLAG: Any = torch.utils.deterministic
 
 
 @pytest.fixture(autouse=True)

@@ -49,9 +49,9 @@ def step(function: Callable[..., Results], used: int, rows: int = 8) -> tuple[li
     return [*found], counts
 
 
-def _is_inside(event: object, name: str) -> bool:
+def _is_inside(event: Any, name: str) -> bool:
     while event is not None:
-        event = event.cpu_parent  # type: ignore[attr-defined]
+        event = event.cpu_parent
         if event is not None and event.name.endswith(name):
             return True
     return False

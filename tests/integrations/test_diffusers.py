@@ -172,7 +172,7 @@ def test_context_parallelism_is_refused_by_diffusers() -> None:
 
 
 def test_the_name_is_a_member_as_others_are() -> None:
-    names = diffusers.AttentionBackendName
+    names: Any = diffusers.AttentionBackendName
     (member,) = [name for name in names if name.value == door.NAME]
     assert names(door.NAME) is names["DASH_INDUCTOR"] is names.DASH_INDUCTOR is member
     assert member == door.NAME

@@ -41,7 +41,7 @@ from .strides import STEPS, far_apart, with_strides  # noqa: E402
 def sums(rng: random.Random) -> None:
     """Of segments, by scans and by tile schedules, and of few rows."""
     launch.NARROW, launch.ELEMENTS, launch.ENTRIES = rng.choice((0, 64)), 512, 8
-    launch.SCHEDULED, launch.COLUMNS = 8, 16
+    launch.WALKED, launch.COLUMNS = 8, 16
     few.CHUNK, few.OF_A_ROW, few.STEP, few.COLUMNS = 32, 1, 16, 16
     batch, rows, columns, count = rng.choice((1, 3)), rng.choice((3, 20)), rng.choice((1, 5, 33)), rng.choice((7, 80))
     dtype = rng.choice((torch.float32, torch.float16))

@@ -29,7 +29,7 @@ def expected(base: Tensor | None, values: Tensor, rows_of: Tensor, rows: int) ->
 def compare(rng: random.Random) -> None:
     """Few and many rows, hot ones, several levels of parts, values that are left out, and any layout of values."""
     launch.NARROW, launch.ELEMENTS, launch.ENTRIES = rng.choice((0, 2)), rng.choice((16, 32)), rng.choice((4, 8))
-    launch.SCHEDULED, launch.COLUMNS = 8, 4
+    launch.WALKED, launch.COLUMNS = 8, 4
     batch, rows, columns = rng.choice((1, 2)), rng.choice((1, 3, 30)), rng.choice((1, 3, 5))
     count, dtype = rng.choice((0, 1, 7, 40, 80)), rng.choice(list(EPS))
     rows_of = torch.randint(0, rows + 1, (count,))

@@ -49,7 +49,7 @@ def ttir(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> str:
 def _far_columns(OUT, apart, count):  # type: ignore[no-untyped-def]
     column = tl.arange(0, 32)
     for row in range(count):
-        OUT += row.to(tl.int64) * apart
+        OUT += row.to(tl.int64) * apart  # type: ignore[attr-defined]
         tl.store(OUT + column * apart, 0.0, mask=column < count)
 
 

@@ -75,7 +75,8 @@ def test_bounded_scores(softcap: float) -> None:
 def test_masks(mask: Mask) -> None:
     assert Mask.parse(str(mask)) == mask
     if mask.segments is not None and mask.keys is None:
-        varlen = replace(mask, segments=replace(mask.segments, varlen_layout=VarlenLayout(Operand(7), Operand(5))))
+        varlen_layout = VarlenLayout(Operand(7), Operand(5))
+        varlen = replace(mask, segments=replace(mask.segments, varlen_layout=varlen_layout))  # type: ignore[call-arg]
         assert Mask.parse(str(varlen)) == varlen != mask
         assert mask.varlen_layout is None
         assert [operand.index for operand in varlen.operands[-2:]] == [7, 5]

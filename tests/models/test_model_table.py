@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ..support.cases import some
@@ -129,7 +131,7 @@ def test_lines_that_agree(version: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert not agree(found, expected), (found, expected)
 
 
-TABLE = {
+TABLE: dict[str, Any] = {
     "versions": {"torch": "1", "transformers": "3"},
     "cpu": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},
     "cuda": {"Llama plain": "2 causal", "Bert plain": "2 full", "ViT plain": "2 full"},

@@ -76,7 +76,7 @@ def test_the_constants_are_those_that_are_fitted(tool: dict[str, Any], capsys: p
     """To a per cent of a step's time; the measurements do not tell constants apart that hardly matter."""
     tool["fit_all"]()
     lines = capsys.readouterr().out.splitlines()
-    rates = [r for c in CALIBRATIONS.values() for r in (*c.backward.values(), *c.forward.values())]
+    rates: list[Any] = [r for c in CALIBRATIONS.values() for r in (*c.backward.values(), *c.forward.values())]
     for line, expected in zip(lines, rates, strict=True):
         step = float(line.split("step=")[1].split(",")[0])
         assert step == pytest.approx(expected.step, rel=0.01), line

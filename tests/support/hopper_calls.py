@@ -92,14 +92,6 @@ def _renumbered(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(spec, mask=_numbered(spec.mask, of_mask), **parts)
 
 
-@functools.cache
-def _renumbered(spec: AttentionSpec) -> AttentionSpec:
-    numbers = itertools.count()
-    of_mask = {operand.index: next(numbers) for operand in spec.mask.operands}
-    parts = {name: _numbered(part, {part.operand.index: next(numbers)}) for name, part in spec.given.items()}
-    return dataclasses.replace(spec, mask=_numbered(spec.mask, of_mask), **parts)
-
-
 def _numbered(part: Any, numbers: Mapping[int, int]) -> Any:
     """A part of a call with its operands numbered anew."""
     if isinstance(part, Operand):

@@ -49,7 +49,7 @@ def _functions(warps: int) -> dict[str, Any]:
     gl = SimpleNamespace(
         tensor=None, constexpr=_same, uint16=np.uint16, int32=np.int32, uint32=np.uint32, uint64=np.uint64,
         float32=np.float32, num_warps=lambda: warps, static_range=range, load=_same, convert_layout=_same,
-        where=lambda c, a, b: np.where(c, a, b).view(Array), minimum=min, expand_dims=np.expand_dims,
+        where=lambda c, a, b: np.where(c, a, b).view(Array), minimum=min, expand_dims=np.expand_dims,  # type: ignore[attr-defined]
         SliceLayout=lambda *_: None,
         DistributedLinearLayout=lambda *facts: facts, join=lambda a, b: np.stack([a, b], -1).view(Array),
         arange=lambda first, end, _: np.arange(first, end, dtype=np.int32).view(Array),

@@ -258,7 +258,8 @@ def _errors(model: nn.Module, ours: dict[str, Tensor], inputs: dict[str, Any]) -
     relative = 1e-3 if dtype == torch.bfloat16 else 1e-5
     return {
         name: GradientError(
-            *(float((found[name] - true).norm()) ** 2 for found in (ours, eager)),
+            float((ours[name] - true).norm()) ** 2,
+            float((eager[name] - true).norm()) ** 2,
             (relative * max(float(true.norm()), 0.1 * largest)) ** 2,
         )
         for name, true in exact.items()

@@ -97,8 +97,8 @@ def data_of(mask: PairMask, rng: random.Random, device: str = "cpu", *, dense: b
         )
         if rng.random() < 1 / 3:
             valid = segments = None
-    sizes = mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len
-    return MaskData(mask.band, *sizes, values_of(valid, segments, shown))
+    values = values_of(valid, segments, shown)
+    return MaskData(mask.band, mask.batch, kv_heads * group, kv_heads, mask.q_len, mask.kv_len, values)
 
 
 def interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

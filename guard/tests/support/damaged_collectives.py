@@ -151,7 +151,7 @@ def called(trial: Trial) -> Iterator[None]:
         yield
 
 
-def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """A program's own comm hook: half of what DDP does."""
     work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
     assert work is not None

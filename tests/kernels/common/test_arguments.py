@@ -37,6 +37,6 @@ def test_other_names_are_refused(values: dict[str, int]) -> None:
 
 
 def test_constants_are_no_arguments_of_a_launch() -> None:
-    form = namedtuple("Form", ("BLOCK", "STAGES"))(64, 2)
+    form = namedtuple("Form", ("BLOCK", "STAGES"))(64, 2)  # type: ignore[call-arg]
     assert arguments.constants(form) == ("constexpr", "constexpr")
     assert [*arguments.flat(["fp32", GROUP.signature(), "constexpr"])] == ["fp32", "*i32", "i64", "i32", "constexpr"]

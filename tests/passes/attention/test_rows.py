@@ -102,7 +102,8 @@ def test_what_the_numbers_say() -> None:
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_a_document_has_the_same_bits_in_any_company(window: str, kv_heads: int) -> None:
     """Wherever it begins, whatever lies beside it, NaN too; by one graph."""
-    apart = torch.fx.experimental._config.patch(use_duck_shape=False)  # there are as many starts as heads
+    # There are as many starts as heads.
+    apart = torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with apart, capture(strict=True) as graphs:
         compiled = graphs.compile(attend(WINDOWS[window]), dynamic=True)
         for length in (140, 64):

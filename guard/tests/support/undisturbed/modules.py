@@ -302,8 +302,9 @@ def _writes(what: str, compiled: bool = False) -> Build:
     def build(number: int, world: int) -> Training:
         global CALLS
         CALLS, Writes.calls, TALLY.calls = 0, 0, 0
-        for container in (SEEN, *SEENS, HITS):
-            container.clear()
+        for seen in (SEEN, *SEENS):
+            seen.clear()
+        HITS.clear()
         for counter in (COUNTER, *COUNTERS.values()):
             counter.zero_()
         ARRAY[:], BYTES[:] = 0, bytes(3)

@@ -10,6 +10,7 @@ import pytest
 
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.hopper.forward import build
+from dash_inductor.kernels.hopper.kernel_configs import ForwardConfig
 from dash_inductor.model import Band
 from dash_inductor.model.traits import Traits
 from dash_inductor.upstream import compat
@@ -81,7 +82,7 @@ PRODUCER_WARPS = 4
 """Warps are launched in groups of four, and the producer is one."""
 
 
-def config(case: Case) -> build.ForwardConfig:
+def config(case: Case) -> ForwardConfig:
     return case.problem().config
 
 
