@@ -22,6 +22,7 @@ from torch.library import Library, get_kernel
 
 from .. import _switch
 from ..config import config
+from ..graph.model_line import line_of_program
 from ..model.plan import Fallback
 from ..model.reasons import Reason
 from ..passes.base.fallback_error import fallback_error
@@ -30,7 +31,6 @@ from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
-from .lines import line_of_program
 from .packed import OPERATORS, Classes, Packed
 from .planned import Asked, Planned, RunForward, backward_of, forward_of, planned
 

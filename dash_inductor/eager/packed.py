@@ -16,13 +16,13 @@ from torch import Tensor
 
 from .. import _switch
 from ..config import config
+from ..graph.model_line import line_of_program
 from ..model.reasons import Reason
 from ..passes.base.fallback_error import fallback_error
 from ..records.publication import publish
 from ..records.records import FORWARD_ONLY, FULL, SiteRecord, Tensors
 from ..upstream.dispatch import OpOverload
 from .determinism import DETERMINISTIC
-from .lines import line_of_program
 
 _aten = torch.ops.aten
 FORWARD, BACKWARD = _aten._flash_attention_forward.default, _aten._flash_attention_backward.default

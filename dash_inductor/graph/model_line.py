@@ -1,10 +1,13 @@
-"""Finds the line of the user's model that a node comes from."""
+"""Finds the line of the user's program that a node, or a call that is not compiled, comes from."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
 from torch.fx import Node
 
 from ..installed import is_installed
@@ -13,6 +16,9 @@ _NOT_OF_THE_MODEL = re.compile(
     r"/(torch/(nn/attention|nested/_internal|distributed/tensor/experimental/_context_parallel)|dash_inductor/doctor)/\w+\.py$"
     r"|/flash_attn\w*/([\w/]*/)?\w*interface\.py$"
 )
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = (str(Path(torch.__file__).parent), _PACKAGE)
+
 _OF_MODULES = ("forward", "__call__")
 """Functions of an installed package in which its models call attention; what they call are helpers of the package."""
 
@@ -25,7 +31,8 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
     The line is the innermost one of the model's stack, ignoring functions of PyTorch, of flash-attn and of this package
     that call an attention operator, and functions of installed packages that are no forward of a module, such as
-    ``sdpa_attention_forward`` of transformers.
+    ``sdpa_attention_forward`` of transformers.  If the stack has lines of this package alone, as in graphs of attention
+    in programs that are not compiled, the line is that of the call under which the graph is compiled.
     """
     for node in nodes:
         frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
@@ -33,8 +40,18 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
             frames.pop()
         if frames:
             file, line, _ = frames[-1]
+            if file.startswith(_PACKAGE) and (called := line_of_program()):
+                return called, _module_path(node)
             return f"{file}:{line}", _module_path(node)
     return "", ""
+
+
+def line_of_program() -> str:
+    """Return the ``file:line`` of the innermost Python frame outside of libraries; "" on an autograd thread."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
+        frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _is_helper(file: str, line: str, function: str) -> bool:

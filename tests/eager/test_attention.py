@@ -171,6 +171,7 @@ def test_the_bits_of_a_compiled_program() -> None:
     assert all(map(torch.equal, *found))
     first, second = sites()
     assert first.plan == second.plan
+    assert first.line.startswith(f"{__file__}:")
 
 
 def test_without_a_gradient() -> None:
