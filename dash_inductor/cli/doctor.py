@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     script_arguments.check(arguments)
     if arguments.script is None:
         if arguments.batch_invariance:
-            raise ArgumentError("batch_invariance", True, "a script beside it, whose graphs are read")
+            raise ArgumentError("script", None, "a script, whose graphs --batch-invariance reads")
         findings = doctor.diagnose()
     else:
         findings = doctor.diagnose_program(
