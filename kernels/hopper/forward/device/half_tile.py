@@ -38,7 +38,7 @@ def half_tile_step(work, data, shared, score, here, kv, it, m, total):
     release(shared.k_empty.index(stage))
     s, far = score.begun(s, True)
     s = masked(work, data, s, None, b, by_row(rows, layout), kv)
-    p, m, shrink = probabilities(score, s, far, by_row(m, layout), True)
+    p, m, shrink = probabilities(work, score, s, far, by_row(m, layout), True)
     p = gl.join(p, zero).permute([0, 2, 1]).reshape([ROWS, 2 * ROWS])
     p = gl.convert_layout(p, whole, assert_trivial=True)
     return p, by_row(m, whole), sum_with(score, p, total, by_row(shrink, whole))

@@ -612,8 +612,8 @@ CONTROLS = {
     "a bounded score where nothing is seen": (
         replace(WINDOW, softcap=2.0),
         WRONG,
-        "softmax(score, s, far, m, total, masks)",
-        "softmax(score, s, far, m, total, False)",
+        "softmax(work, score, s, far, m, total, masks)",
+        "softmax(work, score, s, far, m, total, False)",
     ),
     "no bound in masked tiles": (
         replace(WINDOW, softcap=0.5),
