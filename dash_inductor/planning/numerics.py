@@ -7,7 +7,7 @@ from ..model.plan import Tiles
 from ..model.site import Site
 from .forward import Forward
 
-NUMERICS_VERSION = 16
+NUMERICS_VERSION = 17
 """The version in numerics keys; increase it when a kernel changes gradient bits under an otherwise equal key."""
 
 
