@@ -131,6 +131,7 @@ SETTINGS: Mapping[str, Setting] = {
     "forward": Setting("DASH_INDUCTOR_FORWARD", "auto", _words("auto", "keep")),
     "rewrites": Setting("DASH_INDUCTOR_REWRITES", REWRITES, _names(REWRITES)),
     "blocks": Setting("DASH_INDUCTOR_BLOCKS", True, dict(sorted(BOOLEANS.items(), key=lambda item: not item[1]))),
+    "split_kv": Setting("DASH_INDUCTOR_SPLIT_KV", True, dict(sorted(BOOLEANS.items(), key=lambda item: not item[1]))),
     "fill_uninitialized_memory": Setting("DASH_INDUCTOR_FILL_UNINITIALIZED_MEMORY", False, BOOLEANS),
     "dump": Setting("DASH_INDUCTOR_DUMP", "", None, of_code=False),
     "profile": Setting("DASH_INDUCTOR_PROFILE", False, BOOLEANS),
@@ -157,6 +158,9 @@ class Config:
             except attention is compiled as in plain PyTorch (DASH_INDUCTOR_REWRITES, names separated by commas).
         blocks: whether a rule chooses the block sizes of generated kernels that Inductor would autotune
             (DASH_INDUCTOR_BLOCKS).
+        split_kv: whether forwards of few queries against many keys may split the keys (split-KV), which is faster and
+            has other bits than a forward of many queries.  Without it, generation with a key/value cache has the bits
+            of training (DASH_INDUCTOR_SPLIT_KV).
         fill_uninitialized_memory: whether compiled graphs keep PyTorch's fill of uninitialized memory
             (``torch.utils.deterministic.fill_uninitialized_memory``).  By default, graphs whose operators are all known
             to write their whole results run without it, and zeros for missing gradients are made without a fill before;
@@ -175,6 +179,7 @@ class Config:
     schedule: Schedule
     forward: Forward
     blocks: bool
+    split_kv: bool
     fill_uninitialized_memory: bool
     dump: str
     profile: bool

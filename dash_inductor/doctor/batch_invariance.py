@@ -53,7 +53,8 @@ class _Fate(enum.Enum):
             return None
         if record.site.dropout is not None:
             return cls.DROPS
-        return cls.FEW if family(record.plan.forward).splits_keys(record.site) else cls.INVARIANT
+        splits = record.plan.split_kv and family(record.plan.forward).splits_keys(record.site)
+        return cls.FEW if splits else cls.INVARIANT
 
 
 @dataclass

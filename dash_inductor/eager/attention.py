@@ -38,6 +38,7 @@ class Kind(NamedTuple):
         device: the device of the query.
         one_entry, one_query: whether the batch size is 1, and whether there is one query; both are specialised.
         trains: whether gradients are wanted.
+        split_kv: the setting of this name, under which the code was compiled.
     """
 
     program: MaskProgram | None
@@ -53,6 +54,7 @@ class Kind(NamedTuple):
     one_entry: bool
     one_query: bool
     trains: bool
+    split_kv: bool
 
 
 def attention(
@@ -112,6 +114,7 @@ def attention(
         of_query[0] == 1,
         of_query[2] == 1,
         torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+        config.split_kv,
     )
     if torch.compiler.is_compiling() or not _switch.is_enabled() or not is_replaced_on(query.device):
         return _written(kind, query, key, value, mask, sinks, bias, operands)

@@ -236,7 +236,7 @@ class _Forward(_Kernel):
             return self._original.call_boxed(keys, query, key, value, *flags, **kwargs)
         facts = (
             query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype, key.dtype,
-            value.dtype, query.device, *flags, *kwargs.items(), config.forward, config.schedule,
+            value.dtype, query.device, *flags, *kwargs.items(), config.forward, config.schedule, config.split_kv,
         )  # fmt: skip
         try:
             found = self._runs[facts]
@@ -279,7 +279,7 @@ class _Backward(_Kernel):
         facts = (
             grad_out.stride(), grad_out.dtype, query.shape, query.stride(), key.shape, key.stride(), value.shape,
             value.stride(), out.stride(), logsumexp.stride(), query.dtype, key.dtype, value.dtype, query.device,
-            *rest[self._flags], *kwargs.items(), config.forward, config.schedule, config.profile,
+            *rest[self._flags], *kwargs.items(), config.forward, config.schedule, config.split_kv, config.profile,
         )  # fmt: skip
         try:
             run = self._runs[facts]

@@ -100,7 +100,7 @@ def planned(asked: Asked) -> Planned | Fallback:
         allow_tf32=dtype == "float32" and arch.allow_tf32(device),
     )
     name = arch.arch_of(device)
-    plan = decide(site, name, config.schedule, compiler=toolchain.numerics())
+    plan = decide(site, name, config.schedule, compiler=toolchain.numerics(), split_kv=config.split_kv)
     if isinstance(plan, Fallback):
         return plan
     if execution(plan.kernel).templates or execution(plan.forward).templates:

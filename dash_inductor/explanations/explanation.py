@@ -73,20 +73,20 @@ def _explained(record: SiteRecord, arch: str | None) -> SiteExplanation:
     else:
         site = None if record.site is None else _moved(record.site, arch)
         if site is not None and (record.reason is None or record.reason in OF_THE_PLANNER):
-            decision = decide(site, arch, config.schedule, compiler=toolchain.numerics())
+            decision = decide(site, arch, config.schedule, compiler=toolchain.numerics(), split_kv=config.split_kv)
     if site is None or not arch:
         return SiteExplanation(record, decision, arch, site, ())
     named = config.schedule if isinstance(decision, Plan) and decision.schedule == config.schedule else None
-    candidates = _ranked(site, arch, named, toolchain.numerics())
+    candidates = _ranked(site, arch, named, toolchain.numerics(), config.split_kv)
     if isinstance(decision, Fallback):
         candidates = tuple(replace(candidate, chosen=False) for candidate in candidates)
     return SiteExplanation(record, decision, arch, site, candidates)
 
 
 @functools.lru_cache(maxsize=256)
-def _ranked(site: Site, arch: str, schedule: str | None, compiler: str) -> tuple[Candidacy, ...]:
+def _ranked(site: Site, arch: str, schedule: str | None, compiler: str, split_kv: bool) -> tuple[Candidacy, ...]:
     try:
-        return rank(site, arch, schedule, compiler=compiler)
+        return rank(site, arch, schedule, compiler=compiler, split_kv=split_kv)
     except ArgumentError:  # an architecture without tables, which is why the site is not replaced
         return ()
 

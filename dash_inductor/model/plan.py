@@ -35,6 +35,10 @@ class Tiles:
         return Tiles(*map(int, match.groups()))
 
 
+_WHOLE = "no_split_kv"
+"""The word for `split_kv=False` in the text of a plan."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The kernels chosen for an attention.
@@ -52,6 +56,7 @@ class Plan:
         head_chunk: how many heads are launched together; it changes speed, never bits.
         tf32: whether fp32 matmuls may use tf32.
         forward_tiles: the tiles of the forward; None if and only if `forward` is "keep".
+        split_kv: whether the forward may split the keys of few queries (split-KV).
         critical_path: predicted time in the schedule's DAG model, in units of the compute time of one tile; not part of
             ``str``.
         numerics_key: changes whenever the bits of the gradients may change; not part of ``str``.
@@ -66,6 +71,7 @@ class Plan:
     head_chunk: int = 1
     tf32: bool = False
     forward_tiles: Tiles | None = None
+    split_kv: bool = True
     critical_path: float = 0.0
     numerics_key: str = ""
     schedule_note: str = ""
@@ -81,7 +87,8 @@ class Plan:
         dq = f"/dq={self.dq}" if self.dq else ""
         tiles = f"/fwd={self.forward_tiles}" if self.forward_tiles else ""
         text = f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/head_chunk={self.head_chunk}"
-        return f"{text}/forward={self.forward}{tiles}" + ("/tf32" if self.tf32 else "")
+        flags = [*(["tf32"] if self.tf32 else []), *([] if self.split_kv else [_WHOLE])]
+        return "/".join([f"{text}/forward={self.forward}{tiles}", *flags])
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
@@ -102,10 +109,11 @@ class Plan:
                 plan = replace(plan, dq=Tiles.parse(fields.pop("dq")))
             if "fwd" in fields:
                 plan = replace(plan, forward_tiles=Tiles.parse(fields.pop("fwd")))
-            plan = replace(plan, head_chunk=int(fields.pop("head_chunk")), tf32=flags[1:] == ["tf32"])
+            plan = replace(plan, head_chunk=int(fields.pop("head_chunk")))
+            plan = replace(plan, tf32="tf32" in flags[1:], split_kv=_WHOLE not in flags[1:])
         except (IndexError, KeyError, ValueError) as e:
             raise ArgumentError("plan", text, "a string made by str(Plan)") from e
-        if fields or flags[1:] not in ([], ["tf32"]):
+        if fields or flags[1:] not in ([], ["tf32"], [_WHOLE], ["tf32", _WHOLE]):
             raise ArgumentError("plan", text, "a string made by str(Plan)")
         return plan
 

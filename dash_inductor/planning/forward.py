@@ -10,7 +10,7 @@ With ``config.forward = "keep"`` the graph keeps its own forward (`planner.keepi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError
 from ..kernels.families import FAMILIES
@@ -25,19 +25,22 @@ class Forward:
     Args:
         name: the kernel family, as in `Plan.forward`.
         tiles: the tile shape, as in `Plan.forward_tiles`.
+        split_kv: as in `Plan.split_kv`; True for families that never split keys.
     """
 
     name: str
     tiles: Tiles
+    split_kv: bool = True
 
 
-def forward_of(site: Site, arch: str, kernel: str) -> Forward:
+def forward_of(site: Site, arch: str, kernel: str, split_kv: bool) -> Forward:
     """The forward kernel of a site: that of the most specific family with a forward for it.
 
     Args:
         site: the site.
         arch: an architecture with tables of its own (see `model.architectures.tables_of`).
         kernel: the kernel family of the backward.
+        split_kv: whether the forward may split keys.
 
     Raises:
         ArgumentError: no family has a forward for the site on this architecture.
@@ -45,5 +48,6 @@ def forward_of(site: Site, arch: str, kernel: str) -> Forward:
     for family in reversed(FAMILIES):
         tiles = family.forward_tiles(site, arch, kernel)
         if tiles is not None:
-            return Forward(family.name, tiles)
+            of_any_lengths = replace(site, q_len=None, kv_len=None)
+            return Forward(family.name, tiles, split_kv or not family.splits_keys(of_any_lengths))
     raise ArgumentError("arch", arch, "an architecture on which a forward runs")

@@ -7,7 +7,7 @@ from ..model.plan import Tiles
 from ..model.site import Site
 from .forward import Forward
 
-NUMERICS_VERSION = 16
+NUMERICS_VERSION = 17
 """The version in numerics keys; increase it when a kernel changes gradient bits under an otherwise equal key."""
 
 
@@ -31,7 +31,8 @@ def numerics_key(
     mask = components(site).replace(":varlen(", ":placed(")  # keys have the text that they have always had
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, mask, f"group{site.group}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
-    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}")
+    whole = "" if forward.split_kv else ",split_kv=off"
+    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}{whole}")
     return "/".join([f"v{NUMERICS_VERSION}", kernel, name, *tiles, *facts])
 
 

@@ -49,12 +49,12 @@ SEGMENTS = 2
 """The number of documents assumed per sequence when head chunks are sized for the L2 cache; this changes only speed."""
 
 
-def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "") -> Decision:
+def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "", split_kv: bool = True) -> Decision:
     """Returns the plan of a site, or the reason why no kernel can run it (`Fallback`).
 
     Args:
         site: the static properties of the site.
-        arch, compiler: as for `plan`.
+        arch, compiler, split_kv: as for `plan`.
         schedule: the schedule to use, or "auto".  If the site does not support it, the planner chooses another one,
             and `schedule_note` of the plan says why.
     """
@@ -65,10 +65,10 @@ def decide(site: Site, arch: str, schedule: str = "auto", *, compiler: str = "")
             return _why_not(site, known)
         if schedule != "auto":
             try:
-                return plan(site, arch, schedule=schedule, compiler=compiler)
+                return plan(site, arch, schedule=schedule, compiler=compiler, split_kv=split_kv)
             except ArgumentError as error:
                 note = f"the setting schedule={schedule!r} cannot be followed here: {error}"
-        return replace(plan(site, arch, compiler=compiler), schedule_note=note)
+        return replace(plan(site, arch, compiler=compiler, split_kv=split_kv), schedule_note=note)
     except DashError as error:  # an architecture without tables, or lengths that are too long
         return Fallback(Reason.SCHEDULE_UNSUPPORTED, str(error))
 
@@ -83,7 +83,7 @@ def _why_not(site: Site, arch: str) -> Fallback:
     return Fallback(reason, f"{dims}; covered are {head_dims_in_words(site, arch)}")
 
 
-def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "") -> Plan:
+def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = "", split_kv: bool = True) -> Plan:
     """Returns the plan for a site: kernel families, schedule and tiles of the forward and the backward.
 
     Args:
@@ -92,6 +92,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
             plan of the one it maps to, under a numerics key of its own.
         schedule: the schedule to use, which must support the mask; None lets the planner choose.
         compiler: the compiler settings that may change bits, as text (`toolchain.numerics`), for the numerics key.
+        split_kv: whether the forward may split the keys of few queries, see `Config.split_kv`.
 
     Raises:
         ArgumentError: `site` is not a `Site`, the architecture or schedule is unknown, the schedule does not support
@@ -99,7 +100,7 @@ def plan(site: Site, arch: str, schedule: str | None = None, *, compiler: str = 
     """
     if not isinstance(site, Site):
         raise ArgumentError("site", site, "a dash_inductor.model.Site")
-    return made(site, arch, choose(site, arch, schedule), compiler=compiler)
+    return made(site, arch, choose(site, arch, schedule), compiler=compiler, split_kv=split_kv)
 
 
 @dataclass(frozen=True)
@@ -151,25 +152,25 @@ def schedules_for(site: Site) -> tuple[str, ...]:
     return UPWARD if site.mask.by_query else NAMES
 
 
-def made(site: Site, arch: str, choice: Choice, *, compiler: str = "") -> Plan:
+def made(site: Site, arch: str, choice: Choice, *, compiler: str = "", split_kv: bool = True) -> Plan:
     """The plan that runs `choice` at a site, which its kernel family must cover; other arguments as for `plan`."""
     known = tables_of(arch)
     name, kernel, candidate = choice.schedule, choice.kernel, choice.candidate
     tf32 = site.allow_tf32 and site.dtype == "float32" and site.device == "cuda"
-    forward = forward_of(site, known, kernel)
+    forward = forward_of(site, known, kernel, split_kv)
     head_chunk = _head_chunk(name, site, known, kernel, candidate)
     key = numerics_key(site, arch, kernel, name, candidate, forward, tf32)
     key += f"/{compiler}" if compiler else ""
     return Plan(
         kernel, name, forward.name, candidate.dkdv, candidate.dq, head_chunk, tf32, forward.tiles,
-        critical_path=choice.length, numerics_key=key,
+        split_kv=forward.split_kv, critical_path=choice.length, numerics_key=key,
     )  # fmt: skip
 
 
 def keeping(plan: Plan, operator: str) -> Plan:
     """The plan with the graph's own forward instead of ours; the numerics key then contains the forward's operator."""
     key = re.sub(r"/forward=[^/]*", f"/forward=keep:{operator}", plan.numerics_key)
-    return replace(plan, forward="keep", forward_tiles=None, numerics_key=key)
+    return replace(plan, forward="keep", forward_tiles=None, split_kv=True, numerics_key=key)
 
 
 def check_kind(site: Site, arch: str) -> None:

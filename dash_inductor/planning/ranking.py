@@ -58,6 +58,7 @@ class _Question:
     arch: str
     named: str | None
     compiler: str
+    split_kv: bool
     gpu: str
     documents: Documents | None
     best: planner.Choice
@@ -73,6 +74,7 @@ def rank(
     schedule: str | None = None,
     *,
     compiler: str = "",
+    split_kv: bool = True,
     gpu: str = GPU,
     documents: Documents | None = None,
 ) -> tuple[Candidacy, ...]:
@@ -82,7 +84,7 @@ def rank(
     kernel covers the site.
 
     Args:
-        site, arch, schedule, compiler: as for `planner.plan`.
+        site, arch, schedule, compiler, split_kv: as for `planner.plan`.
         gpu, documents: as for `predicted_us`.
 
     Raises:
@@ -95,7 +97,7 @@ def rank(
     found = [_uncovered(f, site, known) for f in families if not f.covers(site, known)]
     if len(found) < len(families):
         best = planner.choose(site, arch, schedule)
-        question = _Question(site, arch, schedule, compiler, gpu, documents, best)
+        question = _Question(site, arch, schedule, compiler, split_kv, gpu, documents, best)
         covered = [
             _candidacy(question, name, kernel, candidate)
             for kernel, candidate in planner.candidates(site, arch)
@@ -137,7 +139,8 @@ def _candidacy(question: _Question, name: str, kernel: str, candidate: Candidate
     scheduled = planner.scheduled_band(name, kernel, site.band, question.likely)
     facts = name, candidate, scheduled, tables_of(arch)
     length = best.length if chosen else None if nominal.must_be_simulated(*facts) else nominal.critical_path(*facts)
-    plan = planner.made(site, arch, planner.Choice(name, kernel, candidate, length or 0.0), compiler=question.compiler)
+    choice = planner.Choice(name, kernel, candidate, length or 0.0)
+    plan = planner.made(site, arch, choice, compiler=question.compiler, split_kv=question.split_kv)
     if chosen:
         why = "its critical path is the shortest" if question.named is None else "it was named"
     else:

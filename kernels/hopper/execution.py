@@ -42,7 +42,7 @@ def _forward(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: Attentio
     query, _, value = tensors
     assert plan.forward_tiles is not None
     check_tiles(tile_dims(query.shape[-1], value.shape[-1]), plan.forward_tiles)
-    return prepare(tensors, extras, spec)
+    return prepare(tensors, extras, spec, split_kv=plan.split_kv)
 
 
 def _check_data(spec: AttentionSpec) -> None:
@@ -68,7 +68,7 @@ def _compiled_forward(site: Site, plan: Plan, device: torch.device) -> Iterator[
         yield build.kernels(of.by_documents(), device.index).main
     kernels = build.kernels(of, device.index)
     yield from (kernels.prepare, kernels.main)
-    parts = few.of_site(site, device.index)
+    parts = few.of_site(site, device.index) if plan.split_kv else None
     if parts is not None:
         yield from (parts.attend, parts.combine)
 

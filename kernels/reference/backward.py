@@ -182,10 +182,14 @@ class ElementData:
     def scores(self, query: Tensor, key: Tensor, scale: float, head: int, rows: slice, keys: slice) -> Tensor:
         """Computes the scores of these rows and keys of a query head, with score modifiers and bias: fp32 [rows, keys].
 
-        query, key: only these rows and keys, [rows, head dim] and [keys, head dim].
+        query, key: only these rows and keys, [rows, head dim] and [keys, head dim].  Both may have further rows, which
+            the bias does not change.
         """
         found = score(logits(query, key, scale), self.spec)
-        return found if self.bias is None else found + self.bias[head, rows, keys].float()
+        if self.bias is None:
+            return found
+        bias = self.bias[head, rows, keys].float()
+        return found + F.pad(bias, (0, found.shape[1] - bias.shape[1], 0, found.shape[0] - bias.shape[0]))
 
     def shows(self, head: int, rows: slice, keys: slice) -> Tensor | bool:
         """Whether the mask components, without the band, show these keys to these rows of a query head.

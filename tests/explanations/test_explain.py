@@ -101,6 +101,17 @@ def test_sites_of_a_gpu_without_one() -> None:
     assert explanation.all_replaced
 
 
+@pytest.mark.parametrize("split_kv", [True, False])
+def test_the_setting_for_few_queries(split_kv: bool) -> None:
+    with config.patch(split_kv=split_kv):
+        given = tensors((1, 4, 1, 64), *[(1, 4, 2000, 64)] * 2, dtype=torch.float16)
+        (site,) = dash_inductor.explain(F.scaled_dot_product_attention, *given, arch="sm_90").sites
+    assert site.plan is not None
+    assert (site.plan.forward, site.plan.split_kv) == ("hopper", split_kv)
+    assert ("split_kv=off" in site.plan.numerics_key) != split_kv
+    assert [candidate.plan for candidate in site.candidates if candidate.chosen] == [site.plan]
+
+
 def test_another_architecture_has_another_plan() -> None:
     found = {}
     for arch in ("sm_80", "sm_90", "cpu"):

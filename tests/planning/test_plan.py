@@ -88,83 +88,83 @@ class PinnedPlans(expecttest.TestCase):
             """\
 Llama 3 8B
   hopper/bent_fold/dkdv=64x128w8s2/head_chunk=2/forward=hopper/fwd=128x128w8s2
-  v16/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
+  v17/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Llama 3 8B, dynamic
   hopper/bent_fold/dkdv=64x128w8s2/head_chunk=8/forward=hopper/fwd=128x128w8s2
-  v16/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
+  v17/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Llama 3 8B on A100
   portable/two_pass/dkdv=64x64w4s2/dq=64x64w4s2/head_chunk=4/forward=portable/fwd=128x64w8s3
-  v16/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=portable:128x64w8
+  v17/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d128/causal/group4/sm_80/forward=portable:128x64w8
   critical path 225.5
 Llama 3 8B on L4
   portable/two_pass/dkdv=32x64w4s2/dq=64x32w4s2/head_chunk=4/forward=portable/fwd=128x64w8s2
-  v16/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/group4/sm_89/forward=portable:128x64w8
+  v17/portable/two_pass/dkdv=32x64w4/dq=64x32w4/bfloat16/d128/causal/group4/sm_89/forward=portable:128x64w8
   critical path 173.2
 Llama 3 8B on B200
   portable/two_pass/dkdv=64x64w4s2/dq=128x64w8s2/head_chunk=4/forward=portable/fwd=128x64w8s3
-  v16/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=portable:128x64w8
+  v17/portable/two_pass/dkdv=64x64w4/dq=128x64w8/bfloat16/d128/causal/group4/sm_100/forward=portable:128x64w8
   critical path 171.8
 Llama 3.2 1B
   hopper/bent_fold/dkdv=128x128w8s2/head_chunk=8/forward=hopper/fwd=192x128w12s4
-  v16/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=hopper:192x128w12
+  v17/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group4/sm_90/forward=hopper:192x128w12
   critical path 179.2
 Qwen 3 0.6B
   hopper/bent_fold/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
-  v16/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group2/sm_90/forward=hopper:128x128w8
+  v17/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal/group2/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window
   hopper/spt/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
-  v16/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
+  v17/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 Mistral 7B, window, dynamic
   hopper/spt/dkdv=64x128w8s2/head_chunk=8/forward=hopper/fwd=128x128w8s2
-  v16/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
+  v17/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,4095)/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 window of 1024
   hopper/spt/dkdv=64x128w8s2/head_chunk=4/forward=hopper/fwd=128x128w8s2
-  v16/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=hopper:128x128w8
+  v17/hopper/spt/dkdv=64x128w8/bfloat16/d128/band(0,1023)/group2/sm_90/forward=hopper:128x128w8
   critical path 128.13
 GPT-2
   hopper/bent_fold/dkdv=128x128w8s2/head_chunk=16/forward=hopper/fwd=192x128w12s4
-  v16/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=hopper:192x128w12
+  v17/hopper/bent_fold/dkdv=128x128w8/bfloat16/d64/causal/group1/sm_90/forward=hopper:192x128w12
   critical path 179.2
 BERT base
   hopper/ascending/dkdv=128x128w8s2/head_chunk=16/forward=hopper/fwd=192x128w12s4
-  v16/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
+  v17/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
   critical path 326
 ViT-B/16
   portable/two_pass/dkdv=64x128w8s2/dq=128x64w8s2/head_chunk=1/forward=portable/fwd=128x64w4s3
-  v16/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=portable:128x64w4
+  v17/portable/two_pass/dkdv=64x128w8/dq=128x64w8/bfloat16/d64/full/group1/sm_80/forward=portable:128x64w4
   critical path 425.6
 ViT-H
   hopper/ascending/dkdv=64x128w8s2/head_chunk=32/forward=hopper/fwd=128x128w8s2
-  v16/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/group1/sm_90/forward=hopper:128x128w8
+  v17/hopper/ascending/dkdv=64x128w8/bfloat16/d80/full/group1/sm_90/forward=hopper:128x128w8
   critical path 300.26
 ModernBERT, local layers
   portable/two_pass/dkdv=64x64w4s3/dq=64x64w4s3/head_chunk=4/forward=hopper/fwd=192x128w12s4
-  v16/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=hopper:192x128w12
+  v17/portable/two_pass/dkdv=64x64w4/dq=64x64w4/bfloat16/d64/band(-64,64)/group1/sm_90/forward=hopper:192x128w12
   critical path 32.55
 DiT cross-attention
   hopper/ascending/dkdv=128x128w8s2/head_chunk=8/forward=hopper/fwd=192x128w12s4
-  v16/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
+  v17/hopper/ascending/dkdv=128x128w8/bfloat16/d64/full/group1/sm_90/forward=hopper:192x128w12
   critical path 326
 chunked prefill
   hopper/bent_fold/dkdv=64x128w8s2/head_chunk=2/forward=hopper/fwd=128x128w8s2
-  v16/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=hopper:128x128w8
+  v17/hopper/bent_fold/dkdv=64x128w8/bfloat16/d128/causal:bottom_right/group4/sm_90/forward=hopper:128x128w8
   critical path 164.5
 fp32 causal
   portable/two_pass/dkdv=32x64w4s1/dq=64x32w4s1/head_chunk=4/forward=portable/fwd=64x64w4s2
-  v16/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/group1/sm_90/forward=portable:64x64w4
+  v17/portable/two_pass/dkdv=32x64w4/dq=64x32w4/float32/d64/causal/group1/sm_90/forward=portable:64x64w4
   critical path 185.95
 fp32 causal, tf32 allowed
   portable/two_pass/dkdv=32x32w8s1/dq=32x32w8s1/head_chunk=4/forward=portable/fwd=32x32w8s1/tf32
-  v16/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/group1/sm_80/forward=portable:32x32w8
+  v17/portable/two_pass/dkdv=32x32w8/dq=32x32w8/float32+tf32/d32/causal/group1/sm_80/forward=portable:32x32w8
   critical path 218.588
 tiny Llama on a CPU
   reference/two_pass/dkdv=64x64w1s1/dq=64x64w1s1/head_chunk=4/forward=reference/fwd=64x64w1s1
-  v16/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/group2/cpu/forward=reference:64x64w1
+  v17/reference/two_pass/dkdv=64x64w1/dq=64x64w1/float32/d32/causal/group2/cpu/forward=reference:64x64w1
   critical path 23654.4""",
         )
 

@@ -161,7 +161,7 @@ def _plan(
     for name, gradient in zip(("dq", "dk", "dv"), operands.gradients, strict=True):
         if gradient.order is None:
             raise NotReadable(Reason.LAYOUT, f"{name} is not dense")
-    decision = decide(facts.site, facts.arch, config.schedule, compiler=toolchain.numerics())
+    decision = decide(facts.site, facts.arch, config.schedule, compiler=toolchain.numerics(), split_kv=config.split_kv)
     cause, note = mask.cause, ""
     if isinstance(decision, Fallback):
         true_cause = cause if decision.reason is Reason.MASK_UNSUPPORTED and cause is not None else decision

@@ -44,7 +44,12 @@ _COUNTER_BYTES = 4
 
 
 def prepare(
-    tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, *, ctas: int | None = None
+    tensors: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    spec: AttentionSpec,
+    *,
+    ctas: int | None = None,
+    split_kv: bool = True,
 ) -> Run:
     """Returns a function (query, key, value, extras) -> (out, log-sum-exp) that computes attention.
 
@@ -66,6 +71,7 @@ def prepare(
             is not the fourth.  The product of scale and log2(e) must be finite in fp32.
         ctas: number of CTAs, by default at most one per SM.  It changes speed, never bits.  The split-KV kernels
             (`few`) ignore it.
+        split_kv: whether the split-KV kernels run the calls that suit them; else the main kernel does, with other bits.
 
     Raises:
         ArgumentError: shapes, dtypes, devices or the scale are not allowed, or do not fit the call.
@@ -74,16 +80,20 @@ def prepare(
     if device.type != "cuda":
         raise ArgumentError("device of query", str(device), "a CUDA device")
     if not spec.scale > _LEAST:
-        return _with_positive_scale(tensors, extras, spec, ctas)
+        return _with_positive_scale(tensors, extras, spec, ctas, split_kv)
     places = ForwardData.places(spec, len(extras))
     used = used_extras(places, spec)
     aligned = used[: len(used) - len(spec.given)]  # those of the mask
-    run = for_any_addresses(tensors, extras, 3, used, len(aligned), partial(_launches, spec, ctas))
+    run = for_any_addresses(tensors, extras, 3, used, len(aligned), partial(_launches, spec, ctas, split_kv=split_kv))
     return run if are_rows_dense(spec) else in_orders(run, spec)
 
 
 def _with_positive_scale(
-    tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, ctas: int | None
+    tensors: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    spec: AttentionSpec,
+    ctas: int | None,
+    split_kv: bool = True,
 ) -> Run:
     """As `prepare`, with another query and a positive scale that give the same scores.
 
@@ -94,20 +104,27 @@ def _with_positive_scale(
         raise ArgumentError("scale", spec.scale, _SCALES)
     negated = spec.scale < -_LEAST
     other, scale = (torch.neg, -spec.scale) if negated else (torch.zeros_like, 1.0)
-    known = prepare((other(tensors[0]), *tensors[1:]), extras, replace(spec, scale=scale), ctas=ctas)
+    known = prepare((other(tensors[0]), *tensors[1:]), extras, replace(spec, scale=scale), ctas=ctas, split_kv=split_kv)
     return lambda args: known((other(args[0]), *args[1:]))
 
 
 _SCALES = f"a number whose product with log2(e) is at most {score.LARGEST:.8g} in magnitude"
 
 
-def _launches(spec: AttentionSpec, ctas: int | None, tensors: Sequence[Tensor], extras: Sequence[Tensor]) -> Launch:
+def _launches(
+    spec: AttentionSpec,
+    ctas: int | None,
+    tensors: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    *,
+    split_kv: bool = True,
+) -> Launch:
     """Prepares the launches for tensors that TMA can read."""
     query, key, value = heads_first(tensors, spec)
     if spec.scale * score.LOG2E > score.LARGEST:
         raise ArgumentError("scale", spec.scale, _SCALES)
     site, device = site_of(query, key, value, spec, extras), query.device
-    if suits_parts(spec.traits, query.shape[2], key.shape[2], site.group):
+    if split_kv and suits_parts(spec.traits, query.shape[2], key.shape[2], site.group):
         return few.launches(site, query, key, value)
     of = Specialisation.of_site(site)
     work = problem_of(site, of.config.rows, of.config.block_kv)

@@ -12,7 +12,7 @@ from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.portable import templates
 from dash_inductor.kernels.reference import backward as reference
 from dash_inductor.kernels.reference import forward as reference_forward
-from dash_inductor.model import Band, Plan, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Plan, Tiles
 from dash_inductor.operators import attention as ops
 
 from ...support.attention import errors
@@ -38,6 +38,24 @@ def executed_backward(p: KeyedAttention, schedule: str, fill: float = 0.0) -> tu
     out, lse = torch.where(rows[..., None], out, fill), torch.where(rows, lse, fill)
     tensors = p.do, p.q, p.k, p.v, out.to(p.q.dtype), lse.float()
     return reference.backward(*tensors, p.extras, p.spec(3), plan)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_row_has_the_same_bits_whatever_the_lengths(window: int | None, softcap: float | None) -> None:
+    """In a forward over a prefix, among the last queries, and alone."""
+    q, k, v = torch.randn(1, 4, 150, 24), torch.randn(1, 2, 150, 24), torch.randn(1, 2, 150, 16)
+    spec = AttentionSpec(Mask(Band(0, window, "bottom_right")), 0.3, softcap=softcap)
+
+    def rows(length: int, count: int) -> list[torch.Tensor]:
+        given = q[:, :, length - count : length], k[:, :, :length], v[:, :, :length]
+        return [t[:, :, -1] for t in reference_forward.forward(*given, (), spec, TILES)]
+
+    whole = reference_forward.forward(q, k, v, (), spec, TILES)
+    for length in (1, 2, 15, 16, 17, 31, 33, 64, 101, 149, 150):
+        expected = [t[:, :, length - 1] for t in whole]
+        for count in {1, min(5, length), length}:
+            assert all(map(torch.equal, rows(length, count), expected)), (length, count)
 
 
 @pytest.mark.parametrize("valid", VALID)

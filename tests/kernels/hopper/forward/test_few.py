@@ -13,8 +13,8 @@ from dash_inductor.kernels.common import call_launches, launcher
 from dash_inductor.kernels.common.arguments import flat
 from dash_inductor.kernels.hopper.forward import build, few, launch
 from dash_inductor.kernels.hopper.kernel_configs import MOST_PARTS, PART, part_of, suits_parts
-from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand, Site
-from dash_inductor.planning import plan
+from dash_inductor.model import AttentionSpec, Band, Dropout, Mask, Operand, Plan, Site
+from dash_inductor.planning import plan, planner
 from dash_inductor.planning.prediction import predicted_forward_us
 from dash_inductor.upstream import compat
 
@@ -91,6 +91,21 @@ def test_compiled(dims: tuple[int, int], rows: int, dtype: Any) -> None:
     assert combine.metadata.launch_pdl
     ptx = combine.asm["ptx"]
     assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
+
+
+@pytest.mark.parametrize("band", [Band(), Band(0)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 4096), (4096, 4096), (None, None)], ids=str)
+def test_the_setting_that_keeps_keys_whole(lengths: tuple[int | None, int | None], band: Band) -> None:
+    """Where keys may be split, the plan and its key say so, whatever is known of lengths; elsewhere nothing changes."""
+    site = Site("cuda", "bfloat16", 2, 8, 2, *lengths, 64, 64, replace(PLAIN, mask=Mask(band)))
+    split, whole = (plan(site, "sm_90", split_kv=split_kv) for split_kv in (True, False))
+    assert (split.split_kv, whole.split_kv) == (True, not band.is_full)
+    assert whole.numerics_key == split.numerics_key + (",split_kv=off" if band.is_full else "")
+    assert (str(whole) == str(split)) == whole.split_kv
+    assert Plan.parse(str(whole)).split_kv == whole.split_kv
+    assert planner.keeping(whole, "an operator") == planner.keeping(split, "an operator")
+    too_many_rows = replace(site, q_heads=130)
+    assert plan(too_many_rows, "sm_90", split_kv=False) == plan(too_many_rows, "sm_90")
 
 
 def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import call_launches, launcher, score
 from dash_inductor.kernels.common.arguments import flat
+from dash_inductor.kernels.hopper import execution
 from dash_inductor.kernels.hopper.forward import build, launch
 from dash_inductor.kernels.hopper.forward.arguments import DATA, DROPOUT
 from dash_inductor.kernels.hopper.forward.data import ForwardData
@@ -28,6 +29,7 @@ from dash_inductor.model.components import Segments
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.document_tiles import document_tiles_of_mask
 from dash_inductor.operators.mask_tables import mask_tables
+from dash_inductor.planning import plan
 from dash_inductor.schedule import Problem
 from dash_inductor.upstream import compat
 
@@ -145,6 +147,29 @@ def test_a_call(launches: Launches, dims: tuple[int, int], band: Band) -> None:
     assert out.permute(2, 0, 1, 3).is_contiguous()
     assert lse.dtype == torch.float32
     assert lse.is_contiguous()
+
+
+@pytest.mark.parametrize("scale", [0.1, -0.1])
+def test_the_main_kernel_for_few_queries(launches: Launches, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """Without split-KV, it runs calls that its kernels would run; the plan says which."""
+    monkeypatch.setattr(execution, "_check_data", lambda spec: None)
+    q, k, v = (torch.randn(2, h, n, 64).bfloat16() for h, n in ((4, 1), (2, 2000), (2, 2000)))
+    spec = forward_spec_of(FULL, scale, None, order=BSHD)
+    site = Site("cuda", "bfloat16", 2, 4, 2, 1, 2000, 64, 64, spec)
+    split: list[Site] = []
+    monkeypatch.setattr(launch.few, "launches", lambda site, *tensors: split.append(site))
+    asked: list[dict[str, Any]] = []
+    prepare = launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda *given, **how: asked.append(how))
+    for split_kv in (True, False):
+        fake = [SimpleNamespace(is_cuda=True, shape=t.shape) for t in (q, k, v)]
+        execution._forward(fake, (), spec, plan(site, "sm_90", split_kv=split_kv), "")  # type: ignore[arg-type]
+    assert [how["split_kv"] for how in asked] == [True, False]
+    monkeypatch.setattr(launch, "prepare", prepare)
+    for split_kv in (True, False):
+        launch._launches(replace(spec, scale=0.1), None, (q, k, v), (), split_kv=split_kv)
+    assert len(split) == 1
+    assert [problem.short for problem in launches.problems] == [True]
 
 
 @pytest.mark.parametrize("band", [Band(), Band(0, None, "bottom_right"), Band(-5, 90), Band(None, -70)], ids=str)
@@ -402,7 +427,7 @@ def test_scales_become_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another query with a positive scale is prepared, and every call is given it."""
     seen: list[Any] = []
 
-    def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, ctas: int | None) -> Any:
+    def prepare(tensors: Sequence[Tensor], extras: Sequence[Tensor], spec: AttentionSpec, **how: Any) -> Any:
         seen.append((*tensors, spec.scale))
         return lambda args: seen.append(args)
 
