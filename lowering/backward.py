@@ -14,7 +14,6 @@ import torch
 
 from ..kernels import registry
 from ..kernels.portable import templates
-from ..kernels.portable.family import WIDE
 from ..model.attention_spec import AttentionSpec
 from ..model.plan import Plan, Tiles
 from ..model.site import NOMINAL_BATCH, NOMINAL_HEADS, NOMINAL_LEN
@@ -119,8 +118,7 @@ class _Kernels:
 
         The dq kernel also writes delta, which the dk/dv kernel reads.  The bias gradient comes from the dq kernel or a
         separate one with equal bits.  With a dense mask the two kernels give different bits (seen on an H200), so there
-        the dq kernel is always used.  It also is for wide heads in fp32, where the separate kernel spills 10 KB a
-        thread.
+        the dq kernel is always used.
         """
         if not self.has_dbias:
             dq, delta = self._dq()
@@ -128,8 +126,7 @@ class _Kernels:
         is_one = V.graph.sizevars.statically_known_equals
         summed = [dim for dim in self.summed if not is_one(self.query.get_size()[dim], 1)]
         has_few = not fills_gpu(self.bias_size, templates.dq_bias_tiles(self.plan).block_q)
-        is_wide = max(self.sizes.head_dim, self.sizes.value_dim) > WIDE and self.query.get_dtype() == torch.float32
-        if summed and has_few and not self.traits.has("dense") and not is_wide:
+        if summed and has_few and not self.traits.has("dense"):
             dq, delta = self._dq()
             gradient = self._bias_gradient(delta, summed)
         else:

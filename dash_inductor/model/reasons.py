@@ -107,7 +107,7 @@ class Reason(Enum):
         "head_dim",
         "No kernel for this device and dtype has this head dimension; the detail lists those there are.",
         (
-            "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types. With `enable_gqa`, "
+            "There are kernels for head dimensions up to 128 in float32, and up to 512 in 16 bits. With `enable_gqa`, "
             "PyTorch computes 16-bit heads above 256 in float32: repeat key and value instead (`repeat_interleave`)."
         ),
     )
@@ -117,7 +117,7 @@ class Reason(Enum):
             "No kernel for this device and dtype has a head dimension of value that differs so from that of query "
             "and key."
         ),
-        "There are kernels for head dimensions up to 256, and up to 512 for 16-bit types; they may differ.",
+        "There are kernels for head dimensions up to 128 in float32, and up to 512 in 16 bits; they may differ.",
     )
     SHAPE = (
         "shape",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from ...errors import ArgumentError
 from ...model.architectures import SAME_AS, SHARED_BYTES, tables_of
@@ -23,15 +24,18 @@ from ...model.relations import RELATIONS
 from ...model.site import BITS, Site
 from ..family import SCORES, Candidate, Family, padded
 
-LIMIT, LIMIT_OF_16_BITS = 256, 512
+LIMIT, LIMIT_OF_16_BITS = 128, 512
 """The largest head dim for any dtype, and for 16 bits.
 
-In fp32, tiles of 16 rows and 512 columns spill 15 KB a thread.  In 16 bits, a tile of more columns has 1024 of them,
-and the kernels take 112 KB of shared memory, which sm_89 does not have.
+In fp32, tiles of 256 columns fit with 16 rows alone: forward and backward together took .7 of the time of PyTorch's
+deterministic memory-efficient attention on an H200, but the forward three to six times as long as its forward.  In 16
+bits, a tile of more columns has 1024 of them, and the kernels take 112 KB of shared memory, which sm_89 does not have.
 """
 
-WIDE = 128
-"""Head dims above it have tiles of their own."""
+
+def _limit(bits: int) -> int:
+    return LIMIT_OF_16_BITS if bits == 16 else LIMIT
+
 
 Key = tuple[str, int, int]  # architecture, bits of the dtype, the larger head dim padded to a power of two
 
@@ -64,8 +68,7 @@ for _arch in ("sm_90", "sm_100"):
 for _arch in SHARED_BYTES:
     CANDIDATES |= _rows(_arch, 16, (512,), dkdv="16x16w8s1", dq="16x16w8s1", ordered="16x16w8s1")
     CANDIDATES |= _rows(_arch, 32, (16, 32, 64, 128), dkdv="32x32w8s1", dq="32x32w8s1", ordered="32x32w8s1")
-    # Tiles of 32 x 32 would spill 12 KB a thread, and eight warps 8 KB at some head dims (206, of v 154).
-    CANDIDATES |= _rows(_arch, 32, (256,), dkdv="16x16w4s1", dq="16x16w4s1", ordered="16x16w4s1")
+CANDIDATES |= _rows("sm_90", 16, (512,), dkdv="32x32w8s2", dq="32x32w8s2", ordered="32x32w8s1")
 # In sm_90 tiles of 64 own rows use the matmuls of a warpgroup.
 CANDIDATES |= _rows("sm_90", 32, (16, 32), dkdv="32x64w4s1", dq="64x64w4s1", ordered="32x32w8s1")
 CANDIDATES |= _rows("sm_90", 32, (64,), dkdv="32x64w4s1", dq="64x32w4s1", ordered="32x32w8s1")
@@ -74,31 +77,30 @@ CANDIDATES |= _rows("sm_90", 32, (128,), dkdv="32x32w8s1", dq="64x32w8s1", order
 ForwardKey = tuple[str, int, int, int]  # architecture, bits of the dtype, padded head dims of q and k, and of v
 
 
-def _forward(arch: str, bits: int, up_to_64: str, up_to_128: str, wide: str, narrow_v: str) -> dict[ForwardKey, Tiles]:
-    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128.
-
-    Larger head dims have the smallest tiles.
-    """
+def _forward(
+    arch: str, bits: int, up_to_64: str, up_to_128: str, up_to_256: str = "", narrow_v: str = "", wide: str = ""
+) -> dict[ForwardKey, Tiles]:
+    """Returns forward tiles by the larger head dim; at 256 also by the smaller: `narrow_v` is for v of at most 128."""
     rows: dict[ForwardKey, Tiles] = {}
-    for dim in (16, 32, 64, 128, 256, 512):
-        for value_dim in (16, 32, 64, 128, 256, 512):
-            largest = max(dim, value_dim)
-            shape = up_to_64 if largest <= 64 else up_to_128 if largest <= 128 else wide
-            shape = "16x16w8s1" if largest > 256 else shape
-            rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
+    dims = [dim for dim in (16, 32, 64, 128, 256, 512) if dim <= _limit(bits)]
+    for dim, value_dim in product(dims, dims):
+        largest = max(dim, value_dim)
+        by_size = {64: up_to_64, 128: up_to_128, 256: up_to_256, 512: wide}
+        shape = by_size[max(64, largest)]
+        rows[arch, bits, dim, value_dim] = Tiles.parse(narrow_v if value_dim < dim == 256 else shape)
     return rows
 
 
 FORWARD_TILES: dict[ForwardKey, Tiles] = {
-    **_forward("sm_80", 16, "128x64w4s3", "128x64w8s3", "64x64w8s2", "128x64w8s2"),
-    **_forward("sm_89", 16, "128x64w4s2", "128x64w8s2", "64x32w8s2", "64x64w8s2"),
-    **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3"),
-    **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2"),
+    **_forward("sm_80", 16, "128x64w4s3", "128x64w8s3", "64x64w8s2", "128x64w8s2", "16x16w8s1"),
+    **_forward("sm_89", 16, "128x64w4s2", "128x64w8s2", "64x32w8s2", "64x64w8s2", "16x16w8s1"),
+    **_forward("sm_90", 16, "128x64w4s3", "128x64w8s3", "128x64w8s2", "128x64w8s3", "64x32w8s2"),
+    **_forward("sm_100", 16, "128x64w8s3", "128x64w8s3", "128x64w8s2", "128x64w8s2", "16x16w8s1"),
 }
 """Tiles of the portable forward.  They compile without large spills; the tiles of sm_90 have been measured."""
 for _arch in SHARED_BYTES:
-    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", "32x16w8s1", *["16x16w8s1"] * 2)
-FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2", *["16x16w8s1"] * 2)
+    FORWARD_TILES |= _forward(_arch, 32, "32x32w8s1", "32x16w8s1")
+FORWARD_TILES |= _forward("sm_90", 32, "64x64w4s2", "64x32w4s2")
 
 
 def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
@@ -123,10 +125,6 @@ def forward_tiles(arch: str, bits: int, head_dim: int, value_dim: int) -> Tiles:
     return FORWARD_TILES[known, bits, padded(head_dim), padded(value_dim)]
 
 
-def _limit(bits: int) -> int:
-    return LIMIT_OF_16_BITS if bits == 16 else LIMIT
-
-
 class Portable(Family):
     """The family of the portable kernels: Triton templates for all CUDA devices."""
 
@@ -147,10 +145,14 @@ class Portable(Family):
 
     def candidates(self, site: Site, arch: str) -> Sequence[Candidate]:
         found = CANDIDATES[arch, BITS[site.dtype], padded(max(site.head_dim, site.value_dim))]
-        if site.spec.bias is None or arch != "sm_80":
+        is_widest = max(site.head_dim, site.value_dim) > 256
+        if site.spec.bias is None or not (arch == "sm_80" or is_widest):
             return found
-        # A tile of the bias takes the registers that loading ahead needs: with two stages there are too few.
-        return tuple(replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found)
+        # A tile of the bias takes what loading ahead needs: registers on sm_80, and shared memory for the widest tiles.
+        one = [replace(candidate, dkdv=replace(candidate.dkdv, num_stages=1)) for candidate in found]
+        if is_widest:
+            one = [c if c.dq is None else replace(c, dq=replace(c.dq, num_stages=1)) for c in one]
+        return tuple(one)
 
     def forward_tiles(self, site: Site, arch: str, backward: str) -> Tiles | None:
         if arch == "cpu":
@@ -158,8 +160,10 @@ class Portable(Family):
         found = forward_tiles(arch, BITS[site.dtype], site.head_dim, site.value_dim)
         if site.spec.bias is None:
             return found
+        if max(site.head_dim, site.value_dim) > 256:
+            found = replace(found, block_q=min(32, found.block_q))  # with 64 rows it would spill 0.9 KB a thread
         # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
-        is_wide, is_narrow = max(site.head_dim, site.value_dim) > WIDE, site.value_dim <= WIDE < site.head_dim
+        is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
         is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.spec.traits.has("dense"):
             return found

@@ -392,7 +392,7 @@ FALLBACK: list[tuple[dict[str, Any], Reason, str]] = [
         Reason.FORWARD_FALLBACK,
         "its log-sum-exp has other users",
     ),
-    ({"shape": (2, 256, 8, 520)}, Reason.HEAD_DIM, "head dimension 520; covered are all up to 256, "),
+    ({"shape": (2, 256, 8, 520)}, Reason.HEAD_DIM, "head dimension 520; covered are all up to 128, "),
     ({"more": lambda forward, _: (forward[3],), "both": {"dropout_p": 0.1}}, Reason.DROPOUT, "its random state"),
 ]
 

@@ -28,14 +28,13 @@ CASES = [
     ("sm_90", "bfloat16", 64, Band(0, 1023), "two_pass"),
     ("sm_90", "float16", 80, Band(0), "two_pass"),
     ("sm_90", "float32", 128, Band(0), None),
-    *((arch, "float32", 256, Band(0), None) for arch in SHARED_BYTES),
-    ("sm_90", "float32", 256, Band(0), "spt"),
     ("sm_90", "bfloat16", 32, Band(0), "spt"),
     ("sm_90", "bfloat16", 16, Band(), "ascending"),
     ("sm_100", "bfloat16", 128, Band(0), None),
     ("sm_100", "bfloat16", 64, Band(), None),
     *((arch, "bfloat16", dim, Band(0), "two_pass") for dim in (256, 512) for arch in SHARED_BYTES),
     *((arch, "bfloat16", 256, Band(0), "spt") for arch in SHARED_BYTES if arch != "sm_90"),
+    ("sm_90", "bfloat16", 512, Band(0), "spt"),
 ]
 """Architecture, dtype, head dim, mask, schedule if it is not the planner's choice."""
 ORDERED = [case for case in CASES if case[4] not in (None, "two_pass")]
@@ -60,10 +59,10 @@ def compiled(
 def test_fits_the_architecture(case: tuple[str, str, int, Band, str | None]) -> None:
     """Any Triton: shared memory fits, and spills stay a small part of the 1020 bytes of registers of a thread.
 
-    fp32 from head dim 128 on has multiply-adds in place of matrix instructions, with operands in registers: it spills.
+    fp32 at head dim 128 has multiply-adds in place of matrix instructions, with operands in registers: more spills.
     """
     arch, dtype, head_dim, _, _ = case
-    limit = {128: 700, 256: 820}.get(head_dim, 320) if dtype == "float32" else 320
+    limit = 700 if (dtype, head_dim) == ("float32", 128) else 320
     for tiles, _, used in compiled(*case):
         assert used.shared_memory <= SHARED_BYTES[arch], (tiles, used)
         assert max(used.spill_stores, used.spill_loads) <= limit, (tiles, used)
@@ -100,16 +99,6 @@ sm_90 float16 80 causal two_pass 128x64w8s3: registers 205, spills 0/0, shared 1
 sm_90 float16 80 causal two_pass 64x64w4s2: registers 255, spills 72/72, shared 98816
 sm_90 float32 128 causal 64x32w8s1: registers 255, spills 172/168, shared 180224
 sm_90 float32 128 causal 32x32w8s1: registers 255, spills 20/20, shared 81920
-sm_80 float32 256 causal 16x16w4s1: registers 255, spills 748/616, shared 81920
-sm_80 float32 256 causal 16x16w4s1: registers 255, spills 680/680, shared 81920
-sm_89 float32 256 causal 16x16w4s1: registers 255, spills 728/596, shared 81920
-sm_89 float32 256 causal 16x16w4s1: registers 255, spills 684/684, shared 81920
-sm_90 float32 256 causal 16x16w4s1: registers 255, spills 732/600, shared 81920
-sm_90 float32 256 causal 16x16w4s1: registers 255, spills 684/684, shared 81920
-sm_100 float32 256 causal 16x16w4s1: registers 255, spills 732/600, shared 81920
-sm_100 float32 256 causal 16x16w4s1: registers 255, spills 716/720, shared 81920
-sm_90 float32 256 causal spt 16x16w4s1: registers 37, spills 0/0, shared 128
-sm_90 float32 256 causal spt 16x16w4s1: registers 255, spills 720/724, shared 114688
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 20, spills 0/0, shared 256
 sm_90 bfloat16 32 causal spt 64x128w8s3: registers 218, spills 0/0, shared 58368
 sm_90 bfloat16 16 full ascending 64x128w8s3: registers 16, spills 0/0, shared 256
@@ -130,8 +119,8 @@ sm_80 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 
 sm_80 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 16/16, shared 81920
 sm_89 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
 sm_89 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 16/16, shared 81920
-sm_90 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
-sm_90 bfloat16 512 causal two_pass 16x16w8s1: registers 142, spills 0/0, shared 81920
+sm_90 bfloat16 512 causal two_pass 32x32w8s2: registers 178, spills 0/0, shared 133120
+sm_90 bfloat16 512 causal two_pass 32x32w8s2: registers 254, spills 0/0, shared 133376
 sm_100 bfloat16 512 causal two_pass 16x16w8s1: registers 178, spills 0/0, shared 57344
 sm_100 bfloat16 512 causal two_pass 16x16w8s1: registers 128, spills 24/24, shared 81920
 sm_80 bfloat16 256 causal spt 32x64w8s2: registers 36, spills 0/0, shared 128
@@ -139,7 +128,9 @@ sm_80 bfloat16 256 causal spt 32x64w8s2: registers 255, spills 8/8, shared 11494
 sm_89 bfloat16 256 causal spt 32x32w8s1: registers 40, spills 0/0, shared 128
 sm_89 bfloat16 256 causal spt 32x32w8s1: registers 178, spills 0/0, shared 81920
 sm_100 bfloat16 256 causal spt 32x32w8s2: registers 40, spills 0/0, shared 128
-sm_100 bfloat16 256 causal spt 32x32w8s2: registers 174, spills 0/0, shared 82176""",
+sm_100 bfloat16 256 causal spt 32x32w8s2: registers 174, spills 0/0, shared 82176
+sm_90 bfloat16 512 causal spt 32x32w8s1: registers 36, spills 0/0, shared 256
+sm_90 bfloat16 512 causal spt 32x32w8s1: registers 255, spills 4/4, shared 163840""",
     )
 
 
