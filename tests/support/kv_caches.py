@@ -156,8 +156,9 @@ class PagedGeneration:
     ) -> tuple[Tensor, None]:
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
         table, lengths = self.pages.table[self.rows], self.lengths[self.rows]
+        k_cache, v_cache = self._caches[module.layer_idx]
         out = flash_attn_with_kvcache(
-            q, *self._caches[module.layer_idx], k, v, cache_seqlens=lengths, block_table=table, softmax_scale=scaling,
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, softmax_scale=scaling,
             causal=True,
         )  # fmt: skip
         return out, None
