@@ -165,11 +165,11 @@ def test_pinned() -> None:
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197088, steps 424..541
 64/64 band(0,1023) bfloat16 ragged short: registers 168, spilled 0/0, shared 182904, steps 390..614
 64/64 full bfloat16 segments: registers 128, spilled 64/72, shared 207628, steps 372..525
-64/64 band(0,1023) float16 ragged segments: registers 128, spilled 132/132, shared 207644, steps 372..824
+64/64 band(0,1023) float16 ragged segments: registers 128, spilled 140/140, shared 207644, steps 372..823
 128/128 full bfloat16 segments: registers 168, spilled 24/40, shared 230008, steps 488..644
-128/128 band(0,1023) float16 ragged segments: registers 168, spilled 24/40, shared 230024, steps 482..938
-192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 28/56, shared 213600, steps 518..1011
-256/256 band(0,1023) bfloat16 ragged segments: registers 168, spilled 56/92, shared 197168, steps 418..683
+128/128 band(0,1023) float16 ragged segments: registers 168, spilled 24/40, shared 230024, steps 482..939
+192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 28/56, shared 213600, steps 518..1009
+256/256 band(0,1023) bfloat16 ragged segments: registers 168, spilled 56/92, shared 197168, steps 418..681
 64/64 band(0,1023) bfloat16 dense: registers 128, spilled 8/32, shared 207628, steps 385..465
 128/128 full bfloat16 dense: registers 168, spilled 28/52, shared 230008, steps 484..575
 192/128 causal float16 dense: registers 168, spilled 8/16, shared 213584, steps 516..611
