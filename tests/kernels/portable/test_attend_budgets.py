@@ -59,7 +59,7 @@ def test_fits_the_architecture(case: tuple[str, str, tuple[int, int], Band, bool
     kernel = rendered(*case)
     # the one ragged tile stands behind the loop, where the compiler loads all of it at once
     ragged = 3000 if TRITON >= (3, 9) else 700  # from 3.9 on, the assembler gives this kernel half of the registers
-    limit = ragged if (arch, dtype, dims) == ("sm_80", "float16", (256, 256)) else 128
+    limit = ragged if (arch, dtype, dims) == ("sm_80", "float16", (256, 256)) else 192 if dtype == "float32" else 128
     asm, used = compiled(kernel, arch)
     assert used.shared_memory <= SHARED_BYTES[arch], used
     assert max(used.spill_stores, used.spill_loads) <= limit, used

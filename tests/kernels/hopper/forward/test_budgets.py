@@ -165,7 +165,7 @@ def test_pinned() -> None:
 256/256 band(0,1023) bfloat16 ragged: registers 168, spilled 12/16, shared 197088, steps 424..541
 64/64 band(0,1023) bfloat16 ragged short: registers 168, spilled 0/0, shared 182904, steps 390..614
 64/64 full bfloat16 segments: registers 128, spilled 64/72, shared 207628, steps 372..525
-64/64 band(0,1023) float16 ragged segments: registers 128, spilled 140/140, shared 207644, steps 372..823
+64/64 band(0,1023) float16 ragged segments: registers 128, spilled 132/132, shared 207644, steps 372..824
 128/128 full bfloat16 segments: registers 168, spilled 24/40, shared 230008, steps 488..644
 128/128 band(0,1023) float16 ragged segments: registers 168, spilled 24/40, shared 230024, steps 482..939
 192/128 band(0,1023) bfloat16 ragged segments: registers 168, spilled 28/56, shared 213600, steps 518..1009
