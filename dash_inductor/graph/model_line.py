@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -16,8 +18,8 @@ _NOT_OF_THE_MODEL = re.compile(
     r"/(torch/(nn/attention|nested/_internal|distributed/tensor/experimental/_context_parallel)|dash_inductor/doctor)/\w+\.py$"
     r"|/flash_attn\w*/([\w/]*/)?\w*interface\.py$"
 )
-_PACKAGE = str(Path(__file__).parents[1])
-_LIBRARIES = (str(Path(torch.__file__).parent), _PACKAGE)
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, _PACKAGE, contextlib.__file__)
 
 _OF_MODULES = ("forward", "__call__")
 """Functions of an installed package in which its models call attention; what they call are helpers of the package."""
@@ -47,7 +49,7 @@ def model_line(nodes: Iterable[Node]) -> tuple[str, str]:
 
 
 def line_of_program() -> str:
-    """Return the ``file:line`` of the innermost Python frame outside of libraries; "" on an autograd thread."""
+    """Return the ``file:line`` of the innermost frame outside of PyTorch and this package; "" on an autograd thread."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
         frame = frame.f_back  # type: ignore[assignment]  # None behind the outermost

@@ -146,8 +146,9 @@ def flash_attn_with_kvcache(
     """Computes the attention of the last tokens of sequences over a key/value cache; there is no gradient.
 
     Each query has the bits that it has in a forward over its whole sequence by `flash_attn_func` with the same mask,
-    from any cache and beside any other sequences.  Nothing is read from the device, and entries past the lengths do not
-    matter, even if they are NaN.
+    from any cache and beside any other sequences: by the Hopper kernels (sm_90, 16 bits, head dimensions that are
+    multiples of 8 up to 256) and by the CPU's reference executor.  Other kernels have not been compared.  Nothing is
+    read from the device, and entries past the lengths do not matter, even if they are NaN.
 
     Args:
         q: [batch, queries, heads, head dimension]; the queries are the last tokens of each sequence.
@@ -157,7 +158,7 @@ def flash_attn_with_kvcache(
         k, v: keys and values of new tokens, [batch, new tokens, key heads, head dimension], which are written to the
             caches first, in place, from `cache_seqlens` on.
         cache_seqlens: int32 [batch], or a number for all: tokens of each sequence in the cache, without the new ones;
-            None for the whole cache.
+            None for the whole cache.  With the new ones, they must fit the cache; only a number is checked.
         cache_batch_idx: integers [batch]: the entry of the caches of each sequence; these entries are copied.
         block_table: int32 [batch, blocks of a sequence]: the blocks of each sequence; any numbers past its length.
         softmax_scale, causal, window_size, softcap, others: as of `flash_attn_func`.
@@ -190,6 +191,9 @@ def flash_attn_with_kvcache(
     else:
         capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
         length = capacity if cache_seqlens is None else cache_seqlens
+        most = capacity - (0 if k is None else k.shape[1])
+        if not 0 <= length <= most:
+            raise ArgumentError("cache_seqlens", length, f"a number from 0 to {most}, for which the cache has room")
         lengths = torch.full((batch,), length, dtype=torch.int32, device=q.device)
     with torch.no_grad():
         if k is not None and v is not None:

@@ -35,7 +35,7 @@ class Tiles:
         return Tiles(*map(int, match.groups()))
 
 
-_WHOLE = "no_split_kv"
+_NO_SPLIT_KV = "no_split_kv"
 """The word for `split_kv=False` in the text of a plan."""
 
 
@@ -87,7 +87,7 @@ class Plan:
         dq = f"/dq={self.dq}" if self.dq else ""
         tiles = f"/fwd={self.forward_tiles}" if self.forward_tiles else ""
         text = f"{self.kernel}/{self.schedule}/dkdv={self.dkdv}{dq}/head_chunk={self.head_chunk}"
-        flags = [*(["tf32"] if self.tf32 else []), *([] if self.split_kv else [_WHOLE])]
+        flags = [*(["tf32"] if self.tf32 else []), *([] if self.split_kv else [_NO_SPLIT_KV])]
         return "/".join([f"{text}/forward={self.forward}{tiles}", *flags])
 
     @staticmethod
@@ -110,10 +110,10 @@ class Plan:
             if "fwd" in fields:
                 plan = replace(plan, forward_tiles=Tiles.parse(fields.pop("fwd")))
             plan = replace(plan, head_chunk=int(fields.pop("head_chunk")))
-            plan = replace(plan, tf32="tf32" in flags[1:], split_kv=_WHOLE not in flags[1:])
+            plan = replace(plan, tf32="tf32" in flags[1:], split_kv=_NO_SPLIT_KV not in flags[1:])
         except (IndexError, KeyError, ValueError) as e:
             raise ArgumentError("plan", text, "a string made by str(Plan)") from e
-        if fields or flags[1:] not in ([], ["tf32"], [_WHOLE], ["tf32", _WHOLE]):
+        if fields or flags[1:] not in ([], ["tf32"], [_NO_SPLIT_KV], ["tf32", _NO_SPLIT_KV]):
             raise ArgumentError("plan", text, "a string made by str(Plan)")
         return plan
 

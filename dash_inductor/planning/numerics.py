@@ -31,8 +31,8 @@ def numerics_key(
     mask = components(site).replace(":varlen(", ":placed(")  # keys have the text that they have always had
     facts = [site.dtype + ("+tf32" if tf32 else ""), dims, mask, f"group{site.group}", arch]
     facts += [] if site.dropout is None else [f"dropout={site.dropout}"]
-    whole = "" if forward.split_kv else ",split_kv=off"
-    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}{whole}")
+    split_kv = "" if forward.split_kv else ",split_kv=off"
+    facts.append(f"forward={forward.name}:{_shape(forward.tiles)}{split_kv}")
     return "/".join([f"v{NUMERICS_VERSION}", kernel, name, *tiles, *facts])
 
 

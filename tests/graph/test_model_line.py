@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.fx import Graph, Node
 
-from dash_inductor.graph.model_line import model_line
+from dash_inductor.graph.model_line import line_of_program, model_line
 
 LIB = sysconfig.get_path("purelib")
 TORCH = f"{LIB}/torch/nn/attention/__init__.py", 9, "flex_attention"
@@ -95,3 +98,22 @@ def test_packages_elsewhere_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_nodes_without_a_stack() -> None:
     assert model_line([Graph().call_function(torch.add)]) == ("", "")
+
+
+@pytest.mark.parametrize("folder", ["torchvision", "torch_extras"])
+def test_a_package_whose_name_begins_like_a_librarys_is_a_program(folder: str) -> None:
+    file = str(Path(torch.__file__).parent.parent / folder / "model.py")
+    namespace: dict[str, Any] = {"line_of_program": line_of_program}
+    exec(compile("def call():\n    return line_of_program()", file, "exec"), namespace)
+    assert namespace["call"]() == f"{file}:2"
+
+
+def test_a_context_manager_as_a_decorator_is_no_program() -> None:
+    @contextlib.contextmanager
+    def nothing() -> Iterator[None]:
+        yield
+
+    file = str(Path(torch.__file__).parent / "made_up.py")
+    namespace: dict[str, Any] = {"line_of_program": line_of_program}
+    exec(compile("def call():\n    return line_of_program()", file, "exec"), namespace)
+    assert nothing()(namespace["call"])().startswith(f"{__file__}:")
