@@ -5,8 +5,9 @@
 Forward and backward of one `scaled_dot_product_attention` in bf16, each compiled: "dash" under
 deterministic algorithms, "torch" the same with dash_inductor switched off, "flex" FlexAttention with a block mask,
 "varlen" FlashAttention-2 on packed documents (flash_attn if it is installed, else torch.nn.attention.varlen),
-"operator" dash on `torch.nn.attention.varlen.varlen_attn`, "FA3" FlashAttention-3's forward on packed documents (see
-docs/benchmarks.md), and "closed form" dash on the plain mask of the same shape.
+"operator" dash on `torch.nn.attention.varlen.varlen_attn`, "mask_mod" dash on FlexAttention with the mask of "flex",
+"FA3" FlashAttention-3's forward and "FA4" FlashAttention-4 on packed documents (see docs/benchmarks.md), and "closed
+form" dash on the plain mask of the same shape.
 TFLOP/s over visible pairs, medians; all calls of a row take turns. A site that is not replaced is not timed: the
 reason is printed instead. "torch" of rows with dropout draws other numbers. Results: benchmarks/results/masks.json.
 """
@@ -250,6 +251,17 @@ def pytorch(row: Row) -> Step:
 
 
 def flex(row: Row) -> Step:
+    attended, leaves, grad_out = _flex(row)
+    return _step(attended, leaves, grad_out, deterministic=False)
+
+
+def mask_mod(row: Row) -> Step:
+    """Prepares FlexAttention, compiled with dash_inductor."""
+    return _checked(*_flex(row))
+
+
+def _flex(row: Row) -> tuple[Callable[..., Tensor], list[Tensor], Tensor]:
+    """Compiled FlexAttention with the mask of a row as a block mask; leaves; a gradient of the output."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if row.kind not in ("documents", "padded", "dense"):
@@ -268,7 +280,7 @@ def flex(row: Row) -> Step:
         out: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=row.q_heads != row.kv_heads)  # type: ignore[assignment]
         return out.transpose(1, 2)
 
-    return _step(torch.compile(attended, dynamic=False), leaves, grad_out, deterministic=False)
+    return torch.compile(attended, dynamic=False), leaves, grad_out
 
 
 def varlen(row: Row) -> Step:
@@ -308,6 +320,23 @@ def flash3(row: Row) -> Step:
     return library.named(FA3).forward((q, k, v), CAUSAL, row.head_dim**-0.5, row.name, ends, longest), None
 
 
+def flash4(row: Row) -> Step:
+    """Prepares FlashAttention-4 on packed documents; its backward runs through autograd, without its determinism."""
+    try:
+        from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]  # optional
+    except ImportError as error:
+        raise NotRun(f"FlashAttention-4 (the package flash-attn-4) is not there: {error}") from error
+    ends, longest, leaves, grad_out = _packed(row)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest, causal=True
+        )[0]
+        return out
+
+    return _step(run, leaves, grad_out, deterministic=False)
+
+
 def _varlen(ends: Tensor, longest: int) -> Callable[..., Tensor]:
     try:
         from flash_attn import flash_attn_varlen_func
@@ -343,7 +372,9 @@ CONTENDERS: dict[str, Callable[[Row], Step]] = {
     "flex": flex,
     "varlen": varlen,
     "operator": operator,
+    "mask_mod": mask_mod,
     "FA3": flash3,
+    "FA4": flash4,
 }
 
 
@@ -370,7 +401,7 @@ def measure(row: Row, columns: Sequence[str], repeats: int) -> dict[str, Any]:
                 row.batch * row.q_heads * row.length**2 if (name, row.kind) == ("closed form", "padded") else row.pairs
             )
             result[f"{name} {direction}"] = 2 * products * row.head_dim * pairs / ms / 1e9
-    for name in ("dash", "operator"):
+    for name in ("dash", "operator", "mask_mod"):
         if name in steps:
             result |= _without_tables(name, row, steps[name][0], times[name][0])
     result |= {"ms": times, "not run": reasons}
