@@ -117,13 +117,17 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)
 REGULAR = [regular(d, mask, s) for d in (128, 64) for mask in (FULL, CAUSAL) for s in LENGTHS]
 ALSO = [
     *(_like("few", 1, n, n, s, CAUSAL, regular(128, CAUSAL, s)) for s in (8192, 16384) for n in (2, 4, 8)),
+    _like("few", 1, 4, 4, 32768, CAUSAL, regular(128, CAUSAL, 16384)),
     *(
         _like("gqa", max(1, TOKENS // s), 64, 8, s, CAUSAL, regular(128, CAUSAL, min(s, 16384)))
         for s in (2048, 4096, 8192, 16384, 32768)
     ),
     _like("gqa", 1, 8, 1, 8192, CAUSAL, regular(128, CAUSAL, 8192)),  # a rank's heads in a tensor-parallel model
     # a query sees 1024 keys, as on average in the causal mask of 2048
-    *(_like("window", max(1, TOKENS // s), 16, 16, s, WINDOW, regular(128, CAUSAL, 2048)) for s in (8192, 32768)),
+    *(
+        _like("window", max(1, TOKENS // s), 16, 16, s, WINDOW, regular(128, CAUSAL, 2048))
+        for s in (8192, 16384, 32768)
+    ),
     *(Shape("mixed", TOKENS // s, 16, 16, s, 192, 128, CAUSAL, regular(128, CAUSAL, s).name) for s in (4096, 8192)),
     # other batch sizes, lengths and head dims, with which predictions are compared as well
     _like("few", 1, 8, 8, 4096, CAUSAL, regular(128, CAUSAL, 4096)),

@@ -245,10 +245,13 @@ FORWARDS = {"FA2": "FA2", "cuDNN": "cuDNN", "FA3": "FA3", "FA4": "FA4", "dash": 
 """The same of the forward's."""
 
 
-def rivals(*names: str) -> str:
-    """The table of backwards beside other kernels, from the results files of these names."""
+def rivals(*names: str, titles: dict[str, str] = RIVALS, relative: Sequence[str] = ("FA3 nondet", "FA4 nondet")) -> str:
+    """The table of backwards, or of the calls with these titles, beside other kernels, from these results files.
+
+    relative: the columns with which ours is compared.
+    """
     measured = [row for name in names for row in read(name)["rows"]]
-    columns, ratios = _beside(measured, RIVALS, ("FA3 nondet", "FA4 nondet"))
+    columns, ratios = _beside(measured, titles, relative)
     rows = []
     for row in measured:
         _, dims, mask, heads, length = row["shape"].split(":")
@@ -256,7 +259,7 @@ def rivals(*names: str) -> str:
             f"{dims[1:]} {mask.replace('band(0,1023)', 'window 1024')}, {heads[1:].replace('h', ' x ')}, {length[1:]}"
         )
         rows.append([what, *_beside_others(row, columns, ratios)])
-    return table(["head dimension, mask, batch x heads, length", *_titles(RIVALS, columns, ratios)], rows)
+    return table(["head dimension, mask, batch x heads, length", *_titles(titles, columns, ratios)], rows)
 
 
 def forwards(*names: str) -> str:
@@ -317,6 +320,30 @@ def beside_flash3() -> str:
     return table(head, rows)
 
 
+def documents_beside_flash4() -> str:
+    """The table of packed documents beside FlashAttention-3 and -4: by operator, by mask, and by FlexAttention's."""
+    ways = ("operator", "dash", "mask_mod")
+    rows = []
+    for row in read("masks_fa4")["rows"]:
+        what = row["shape"].removeprefix("documents:").replace("d64", "head dimension 64")
+        theirs = [row["FA3 forward"], row["FA4 forward"]]
+        forward = [row[f"{way} forward, tables apart"] for way in ways]
+        backward = [row[f"{way} backward"] for way in ways]
+        rows.append(
+            [
+                what, *(f"{rate:.0f}" for rate in (*theirs, *forward)), f"{forward[0] / max(theirs):.2f}",
+                *(f"{rate:.0f}" for rate in (row["FA4 backward"], *backward)),
+                f"{backward[0] / row['FA4 backward']:.2f}", f"{backward[2] / row['FA4 backward']:.2f}",
+            ]
+        )  # fmt: skip
+    titles = ["operator", "mask", "`flex_attention`"]
+    head = [
+        "documents", "forward: FA3", "FA4", *titles, "operator, relative to the faster",
+        "backward: FA4", *titles, "operator, relative", "`flex_attention`, relative",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps,
     "kernels of steps": step_kernels,
@@ -329,6 +356,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "rivals": partial(rivals, "backward_rivals", "backward_rivals_also"),
     "rivals of an H100": partial(rivals, "backward_h100", "backward_h100_also"),
     "FlashAttention-4": partial(rivals, "backward_h100_fa4"),
+    "FlashAttention-4 on an H200": partial(rivals, "backward_h200_fa4"),
+    "forwards beside FA3 and FA4": partial(rivals, "forward_fa4_h200", titles=FORWARDS, relative=("FA3", "FA4")),
+    "documents beside FA3 and FA4": documents_beside_flash4,
 }
 
 
