@@ -283,7 +283,7 @@ class _Splitting:
         assert isinstance(value, Node)
         maps = {node: self._cast(node, value) for node in own.maps}
         wide = {node: self._down(node, value, scaled=False) for node in own.maps}
-        outputs = {node: self._wide(self._product(torch.matmul, maps[node], wide[node])) for node in own.maps}
+        outputs = {node: self._wide(self._product(torch.bmm, maps[node], wide[node], node)) for node in own.maps}
         replaced, gradients = [(product, self._up(own.root, outputs, scaled=True))], list[Node]()
         for gradient, of_value, of_map in self._backwards(value):
             self._before = self._like = min(filter(None, (of_map, of_value)))
@@ -296,7 +296,7 @@ class _Splitting:
                 self._split_maps(forms, rows, wide)
             if of_value is not None:
                 self._like = of_value
-                parts = {node: self._wide(self._product(_of_value, maps[node], rows[node])) for node in own.maps}
+                parts = {node: self._wide(self._product(_of_value, maps[node], rows[node], node)) for node in own.maps}
                 replaced.append((of_value, self._up(own.root, parts, scaled=False)))
         for old, new in replaced:
             old.replace_all_uses_with(self._emitter.laid_out(self._cast(new, old), like=old))
@@ -404,7 +404,7 @@ class _Splitting:
                     continue
                 (own,) = alike
                 if own not in products:
-                    products[own] = self._product(_of_map, rows[own], wide[own])
+                    products[own] = self._product(_of_map, rows[own], wide[own], own)
                 user.replace_input_with(node, self._cast(products[own], node))
 
     def _times(self, node: Node, edge: _Edge) -> Node:
@@ -436,19 +436,26 @@ class _Splitting:
             return node
         return self._call(prims.convert_element_type.default, node, dtype)
 
-    def _product(self, function: Callable[[Tensor, Tensor], Tensor], one: Node, other: Node) -> Node:
-        return self._emitter.inline(function, (one, other), before=self._before, like=self._like)
+    def _product(self, function: Callable[[Tensor, Tensor], Tensor], one: Node, other: Node, like: Node) -> Node:
+        """Add a product of tensors with the leading dimensions of `like`, and return its node."""
+
+        def product(one: Tensor, other: Tensor, like: Tensor) -> Tensor:
+            lead = like.shape[:-2]
+            found = function(*(tensor.reshape(math.prod(lead), *tensor.shape[-2:]) for tensor in (one, other)))
+            return found.view(*lead, *found.shape[-2:])
+
+        return self._emitter.inline(product, (one, other, like), before=self._before, like=self._like)
 
     def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         return self._emitter.call(target, args, kwargs, before=self._before, like=self._like)
 
 
 def _of_value(probabilities: Tensor, gradient: Tensor) -> Tensor:
-    return probabilities.mT @ gradient
+    return torch.bmm(probabilities.mT, gradient)
 
 
 def _of_map(gradient: Tensor, value: Tensor) -> Tensor:
-    return gradient @ value.mT
+    return torch.bmm(gradient, value.mT)
 
 
 def _swaps(node: object) -> bool:
