@@ -39,6 +39,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 SPLIT = "(P1 - c * P2) @ V as P1 @ V - c * (P2 @ V)"
 """Describes a product that was split."""
 _WHOLE = "dash_inductor_whole"
+_PARTS = ("aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::unbind")
 Part = tuple[int, int, int, str]
 """Part of a tensor along a dimension: the dimension, the first index, the length, and the tensor's leading sizes."""
 Scale = tuple[float, tuple[tuple[object, str], ...]]
@@ -181,23 +182,19 @@ def _is_view(node: Node) -> bool:
 
 def _part(node: Node) -> _Edge | None:
     """Return the summand of a node that is part of another one along one of the leading dimensions."""
-    if node.target is operator.getitem:
-        chosen, place = node.args
-        if not isinstance(chosen, Node) or op_name(chosen) not in ("aten::split", "aten::split_with_sizes"):
-            return None
-        args = bind(chosen)
-        source, dim = args["self"], args["dim"]
-        dim %= len(shape_of(source))
-        start = sum(static(value.shape[dim]) or 0 for value in chosen.meta["val"][:place])
-    elif op_name(node) in ("aten::select", "aten::slice"):
-        args = bind(node)
-        source, dim, start = args["self"], args["dim"], args.get("index", args.get("start")) or 0
-        dim %= len(shape_of(source))
-        if args.get("step", 1) != 1:
-            return None
-    else:
+    chosen = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(chosen, Node) or op_name(chosen) not in _PARTS:
         return None
-    found = _placed(source, dim, start, 1 if op_name(node) == "aten::select" else shape_of(node)[dim])
+    args = bind(chosen)
+    source, dim = args["self"], args["dim"] % len(shape_of(args["self"]))
+    alone = len(shape_of(node)) < len(shape_of(source))
+    if chosen is node:
+        start = args.get("index", args.get("start")) or 0
+    else:
+        start = sum(1 if alone else value.shape[dim] for value in chosen.meta["val"][: node.args[1]])
+    if args.get("step", 1) != 1:
+        return None
+    found = _placed(source, dim, start, 1 if alone else shape_of(node)[dim])
     return None if found is None else _Edge(source, part=found)
 
 
@@ -474,34 +471,42 @@ def _adds_keys(node: Node) -> bool:
 
 def _form_of_gradient(node: Node, forms: Mapping[Node, Form]) -> Form | None:
     """Return the form of a step of the backward that reads nodes of these forms; None if it has none."""
+    joined = next((part for part in (node, *node.all_input_nodes[:1]) if op_name(part) == "aten::cat"), None)
+    if joined is not None and (joined is node or op_name(node) in VIEWS):
+        found = _joined(node, joined, forms)
+        if found is not None:
+            return found
     sources = [source for source in node.all_input_nodes if source in forms]
     if not sources or called(node) is None:
         return None
-    args, name, found = bind(node), op_name(node), [forms[source] for source in sources]
+    args, name, own = bind(node), op_name(node), [forms[source] for source in sources]
     if name == "aten::add" and not node.kwargs:
-        one, *other = found
-        parts = {part for form in found for part in form}
-        return one | other[0] if other and len(parts) == len(one) + len(other[0]) else None
-    if name == "aten::cat":
-        return _joined(node, args["tensors"], args["dim"] % len(shape_of(node)), forms)
+        parts = [part for form in own for part in form]
+        return own[0] | own[-1] if len(own) == 2 and len(parts) == len(set(parts)) else None
     if name in ("aten::select_scatter", "aten::slice_scatter"):
         dim, start = args["dim"] % len(shape_of(node)), args.get("index", args.get("start")) or 0
         length = 1 if "index" in args else shape_of(args["src"])[dim]
         part = _placed(node, dim, start, length) if args.get("step", 1) == 1 else None
         fits = args["src"] in forms and number_of(args["self"]) == 0 and part is not None
-        own = forms[args["src"]].get(None) if fits else None
-        return None if own is None else {part: own}
+        scale = forms[args["src"]].get(None) if fits else None
+        return None if scale is None else {part: scale}
     edges = [edge for edge in _edges(node) if edge.part is None]
     if len(edges) != 1 or edges[0].source not in forms or edges[0].tensor in forms:
         return None
     return _scaled(forms[edges[0].source], edges[0].number, edges[0].tensor, node)
 
 
-def _joined(node: Node, tensors: Sequence[Node], dim: int, forms: Mapping[Node, Form]) -> Form | None:
-    place, form = 0, dict[Part | None, Scale]()
+def _joined(node: Node, joined: Node, forms: Mapping[Node, Form]) -> Form | None:
+    """Return the form of concatenated tensors, or of a view that gives each an index of its own, as of a stack."""
+    args = bind(joined)
+    tensors, shape = args["tensors"], list(shape_of(args["tensors"][0]))
+    dim, place, form = args["dim"] % len(shape), 0, dict[Part | None, Scale]()
+    if node is not joined and not same_all(shape_of(node), [*shape[:dim], len(tensors), *shape[dim:]]):
+        return None
     for tensor in tensors:
-        part, own = _placed(node, dim, place, shape_of(tensor)[dim]), forms.get(tensor, {}).get(None)
-        if part is None or own is None:
+        part = _placed(node, dim, place, shape_of(tensor)[dim] if node is joined else 1)
+        scale = forms.get(tensor, {}).get(None)
+        if part is None or scale is None or (node is not joined and not same_all(shape_of(tensor), shape)):
             return None
-        place, form[part] = place + part[2], own
+        place, form[part] = place + part[2], scale
     return form
