@@ -17,7 +17,7 @@ import functools
 import heapq
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ from ...frontends.decomposed.scores import PRODUCTS, constant_factor, number_of,
 from ...frontends.unread.words import SUMS
 from ...graph.backward import of_backward
 from ...graph.emit import Emitter, erase_dead
-from ...graph.numbers import holds_all
 from ...graph.nodes import bind, called, op_name
+from ...graph.numbers import holds_all
 from ...graph.sizes import Dim, same, same_all, static
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -44,7 +44,7 @@ Part = tuple[int, int, int, str]
 """Part of a tensor along a dimension: the dimension, the first index, the length, and the tensor's leading sizes."""
 Scale = tuple[float, tuple[tuple[object, str], ...]]
 """A number times tensors, each with the leading sizes of what it multiplies."""
-Form = Mapping[Part | None, Scale]
+Form = dict[Part | None, Scale]
 """How a tensor is scaled, by part; None stands for the whole."""
 
 
@@ -122,7 +122,8 @@ class _Combination:
             if form is None:
                 return None
             forms[node], edges[node] = form, _edges(node)
-            if not (edges[node] or _softmax_of(node)) or not holds_all(node.meta["val"].dtype, product.meta["val"].dtype):
+            holds = holds_all(node.meta["val"].dtype, product.meta["val"].dtype)
+            if not holds or not (edges[node] or _softmax_of(node)):
                 return None
             for edge in edges[node]:
                 if edge.source not in readers:
@@ -230,7 +231,7 @@ def _form_of(readers: list[tuple[Node, _Edge]], forms: Mapping[Node, Form], node
         (reader, edge), *others = readers
         return None if others else _scaled(forms[reader], edge.number, edge.tensor, node)
     found = {edge.part: forms[reader].get(None) for reader, edge in readers}
-    return _covering(found, node) if len(found) == len(readers) else None  # type: ignore[arg-type]
+    return _covering(found, node) if len(found) == len(readers) else None
 
 
 def _covering(parts: Mapping[Part | None, Scale | None], whole: Node) -> Form | None:
@@ -394,8 +395,8 @@ class _Splitting:
         for node, form in forms.items():
             for user in [user for user in node.users if user not in forms]:
                 alike = [own for own in rows if _same_form(form, self._own.forms[own])]
-                if len(alike) > 1:
-                    read = {_softmax_of(arg) for arg in user.args}
+                read = set(filter(None, (_softmax_of(arg) for arg in user.args if arg is not node)))
+                if read:  # sums, and other products with the same value, have maps whose gradients are one node
                     alike = [own for own in alike if _softmax_of(own) in read]
                 if len(alike) != 1 or not same_all(shape_of(alike[0]), shape_of(node)):
                     continue

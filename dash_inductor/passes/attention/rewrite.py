@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch.fx import Graph, Node
 
+from ... import failures
 from ...config import Config, config
 from ...errors import described
 from ...frontends.all import attentions
@@ -67,7 +68,7 @@ class AttentionRewrite:
         causes: dict[str, Fallback] = {}
         while True:
             undo = Undo(graph)
-            splits = split(graph)
+            splits = _split(graph, undo)
             readings = self._replace(graph)
             present = set(graph.nodes)
             failed = [each for each in splits if not present.isdisjoint(each.products)]
@@ -97,12 +98,33 @@ class AttentionRewrite:
         return readings
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        undo = Undo(graph)
+        splits = _split(graph, undo)
         readings = _read(graph)
         temporaries.erase(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.fall_back(Reason.PASSES_OFF, cause)
-        return _results(readings)
+        results = _results(readings)
+        if splits:
+            recorded = {node.name for node in graph.nodes if _RECORDED in node.meta}
+            undo.restore()
+            keep_whole(graph, splits)
+            recorded |= {node.name for part in splits for node in part.softmaxes}
+            for node in graph.nodes:
+                if node.name in recorded:
+                    node.meta[_RECORDED] = True
+        return results
+
+
+def _split(graph: Graph, undo: Undo) -> list[Split]:
+    """Splits products of combined probabilities; after an error, restores the graph, and none is split."""
+    try:
+        return split(graph)
+    except Exception as error:
+        failures.caught("the split of products of probabilities", error)
+        undo.restore()
+        return []
 
 
 def _read(graph: Graph) -> list[_Reading]:
