@@ -116,6 +116,24 @@ def without_nan(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
     return ((first - c * second) @ v,)
 
 
+class _Rounded(torch.autograd.Function):
+    """The identity, whose gradient is rounded to 8 bits."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return gradients[0].to(torch.float8_e4m3fn).to(gradients[0].dtype)
+
+
+def rounded_gradient(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
+    first, second = maps(q, k)
+    found: Tensor = _Rounded.apply(first - c * second)
+    return (found @ v,)
+
+
 KEPT: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Results], str]] = {
     "a map returned": (returned, f"{SPLIT} is kept, too: the softmax"),
     "the difference returned": (difference_returned, f"{SPLIT} is kept, too: the softmax"),
@@ -125,6 +143,7 @@ KEPT: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Results], str]]
     "dropout": (dropped_difference, COMBINED),
     "relu": (bounded_difference, COMBINED),
     "parts that overlap": (quarter, COMBINED),
+    "a gradient in 8 bits": (rounded_gradient, "rounds to float8_e4m3fn"),
     "nan_to_num": (without_nan, "NaN among the scores becomes a number"),
 }
 

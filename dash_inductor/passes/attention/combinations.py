@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ...frontends.decomposed.labels import CAST, COPIES, VIEWS, is_float, permutation, shape_of, shows_bits
-from ...frontends.decomposed.scores import PRODUCTS, constant_factor, number_of, uncast
+from ...frontends.decomposed.scores import PRODUCTS, constant_factor, number_of
 from ...frontends.unread.words import SUMS
 from ...graph.backward import of_backward
 from ...graph.emit import Emitter, erase_dead
@@ -55,7 +55,7 @@ class Split:
     Attributes:
         name: the name that the product had.
         softmaxes: the nodes of the softmaxes.
-        products: the products in its place, one for each softmax.
+        products: the products in its place, of the forward and of the backward.
     """
 
     name: str
@@ -211,9 +211,18 @@ def _lead(node: Node) -> str:
     return str(list(shape_of(node)[:-2]))
 
 
+def _uncast(node: object) -> object:
+    """Return the node before copies, and before conversions between the floating-point dtypes of mixed precision."""
+    while isinstance(node, Node) and op_name(node) in (CAST, *COPIES) and is_float(node) and is_float(node.args[0]):
+        if node.meta["val"].dtype.itemsize < 2:  # an 8-bit number is another one
+            break
+        node = node.args[0]
+    return node
+
+
 def _softmax_of(node: object) -> Node | None:
     """Return the quotient of the softmax from which probabilities are computed, as by dropout; None without one."""
-    node = uncast(node)
+    node = _uncast(node)
     if not isinstance(node, Node):
         return None
     if op_name(node) == "aten::div" and isinstance(node.args[0], Node) and op_name(node.args[0]) == "aten::exp":
@@ -254,7 +263,7 @@ def _scaled(form: Form, number: float, tensor: Node | None, node: Node) -> Form 
     if list(form) != [None]:
         return None
     own, tensors = form[None]
-    key = uncast(tensor), "" if all(static(n) == 1 for n in shape_of(tensor)) else _lead(node)
+    key = _uncast(tensor), "" if all(static(n) == 1 for n in shape_of(tensor)) else _lead(node)
     return {None: (number * own, tuple(sorted((*tensors, key), key=str)))}
 
 
@@ -368,7 +377,7 @@ class _Splitting:
         while node.op != "output":
             node = node.next
             form = _form_of_gradient(node, forms)
-            if form is not None:
+            if form is not None and holds_all(node.meta["val"].dtype, product.meta["val"].dtype):
                 forms[node] = form
         return forms
 
@@ -380,7 +389,9 @@ class _Splitting:
             for node, form in forms.items():
                 for user in node.users:
                     other = [arg for arg in user.args if arg is not node]
-                    fits = op_name(user) == "aten::mul" and len(other) == 1 and uncast(other[0]) is uncast(edge.source)
+                    fits = (
+                        op_name(user) == "aten::mul" and len(other) == 1 and _uncast(other[0]) is _uncast(edge.source)
+                    )
                     fits = fits and _same_form(form, self._own.forms[step])
                     if not fits or not same_all(shape_of(user), shape_of(step)) or not all(map(_adds_keys, user.users)):
                         continue
