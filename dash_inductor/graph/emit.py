@@ -77,6 +77,7 @@ class Emitter:
         with mode, enable_python_dispatcher():
             given = map(_on_the_cpu, values) if with_autograd else values
             traced = make_fx(function, select_decomp_table())(*given)
+        traced.graph.eliminate_dead_code()  # decompositions may leave conversions that nothing reads
         copies: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True))
         for node in (node for node in traced.graph.nodes if node.op == "call_function"):
             args, kwargs = tree_map_only(Node, copies.__getitem__, (node.args, node.kwargs))

@@ -159,7 +159,7 @@ def _without_nan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _difference(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
     first, second = _scores(q, k).softmax(-1).unflatten(1, (2, 2)).unbind(2)
-    return (first - factor * second) @ v[:, :2]
+    return (first - factor * second).square() @ v[:, :2]
 
 
 def _squared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dash_inductor.frontends.unread.words import COMBINED
 from dash_inductor.records.records import SiteRecord, sites
 
 from ..support.flex import training
@@ -351,11 +350,11 @@ SPARSE = (*(TOKENS,) * 3, (BATCH, HEADS, "length", 3))
 RESIDUAL = (*(TOKENS,) * 3, (DIM, DIM))
 GATED = (*(TOKENS,) * 3, (BATCH, "length", HEADS * DIM))
 VARIANTS: dict[str, Variant] = {
-    "differential maps": Variant(differential_maps, DIFFERENTIAL, (COMBINED,)),
+    "differential maps": Variant(differential_maps, DIFFERENTIAL),
     "differential maps of numbers": Variant(
         differential_maps_of_numbers, DIFFERENTIAL, ("NaN among the scores becomes a number",)
     ),
-    "differential softmaxes": Variant(differential_softmaxes, DIFFERENTIAL, (COMBINED,)),
+    "differential softmaxes": Variant(differential_softmaxes, DIFFERENTIAL),
     "differential outputs": Variant(differential_outputs, DIFFERENTIAL),
     "differential sdpa": Variant(differential_sdpa, DIFFERENTIAL),
     "differential sdpa of halves": Variant(differential_sdpa_of_halves, DIFFERENTIAL),
@@ -368,7 +367,7 @@ VARIANTS: dict[str, Variant] = {
     "sparse flex": Variant(sparse_flex, SPARSE),
     "sparse by hand": Variant(sparse_by_hand, SPARSE, ("is read by aten::topk",)),
     "residual scores": Variant(residual_scores, RESIDUAL, ("the matrix of scores",)),
-    "residual maps": Variant(residual_maps, RESIDUAL, ("the softmax", COMBINED)),
+    "residual maps": Variant(residual_maps, RESIDUAL, ("the softmax",)),
     "talking heads": Variant(talking_heads, (*(TOKENS,) * 3, (HEADS, HEADS), (HEADS, HEADS)), ("talking heads",)),
     "over channels": Variant(over_channels, ((BATCH, "length", 3, HEADS, DIM), (HEADS, 1, 1))),
     "cosines": Variant(cosines, (*(TOKENS,) * 3, (HEADS, 1, 1), (HEADS, 16))),

@@ -13,8 +13,8 @@ from .products import shape_of
 
 ONE_MORE = "softmax with one more in the sum"
 SUMS = ("aten::add", "aten::sub")
-COMBINED = "(P1 - c * P2) @ V, which is kept, has the value of P1 @ V - c * (P2 @ V), which is replaced"
-"""Describes sums and differences of probabilities that multiply value."""
+COMBINED = "no (P1 - c * P2) @ V in which nothing else reads P1 - c * P2, and c does not vary along the keys"
+"""Describes sums and differences of probabilities that multiply value and are not replaced."""
 NAN = "NaN among the scores becomes a number, as by nan_to_num"
 _SIMPLE = frozenset({
     "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::permute", "aten::transpose", "aten::t", "aten::expand",

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch.fx import Graph, Node
 
+from ... import failures
 from ...config import Config, config
 from ...errors import described
 from ...frontends.all import attentions
 from ...frontends.attention import Attention, Found, Refusal
 from ...graph import arguments, temporaries
 from ...graph.model_line import model_line
+from ...graph.undo import Undo
 from ...masks import recognition
-from ...model.plan import Plan
+from ...model.plan import Fallback, Plan
 from ...model.reasons import Reason
 from ...model.site import Site
 from ...planning.planner import keeping
 from ...planning.prediction import predicted_us
 from ...records.records import FORWARD_ONLY, FULL, SiteRecord
 from ..base.rewrite import Result
+from .combinations import SPLIT, Split, keep_whole, split
 from .forward_order import NodeOrder
 from .forwards import cause_of_fallback
 from .match import Match, SiteFacts, device_of
@@ -62,6 +65,23 @@ class AttentionRewrite:
         return True
 
     def apply(self, graph: Graph) -> Sequence[Result]:
+        causes: dict[str, Fallback] = {}
+        while True:
+            undo = Undo(graph)
+            splits = _split(graph, undo)
+            readings = self._replace(graph)
+            present = set(graph.nodes)
+            failed = [each for each in splits if not present.isdisjoint(each.products)]
+            if not failed:
+                _tell_splits(readings, splits, causes)
+                return _results(readings)
+            for each in failed:
+                causes |= dict.fromkeys((node.name for node in each.softmaxes), _cause(each, readings))
+            undo.restore()
+            keep_whole(graph, failed)
+
+    def _replace(self, graph: Graph) -> list[_Reading]:
+        """Replaces the attentions of a graph that have not been recorded yet; returns what became of them."""
         readings = _read(graph)
         if self.compile_kernels is not None:
             for reading in readings:
@@ -75,15 +95,36 @@ class AttentionRewrite:
         if any(reading.reason is None for reading in readings):
             watch(graph)
             draw_at_once(graph)
-        return _results(readings)
+        return readings
 
     def leave(self, graph: Graph, cause: str) -> Sequence[Result]:
+        undo = Undo(graph)
+        splits = _split(graph, undo)
         readings = _read(graph)
         temporaries.erase(graph)
         for reading in readings:
             if reading.reason is None:
                 reading.fall_back(Reason.PASSES_OFF, cause)
-        return _results(readings)
+        results = _results(readings)
+        if splits:
+            recorded = {node.name for node in graph.nodes if _RECORDED in node.meta}
+            undo.restore()
+            keep_whole(graph, splits)
+            recorded |= {node.name for part in splits for node in part.softmaxes}
+            for node in graph.nodes:
+                if node.name in recorded:
+                    node.meta[_RECORDED] = True
+        return results
+
+
+def _split(graph: Graph, undo: Undo) -> list[Split]:
+    """Splits products of combined probabilities; after an error, restores the graph, and none is split."""
+    try:
+        return split(graph)
+    except Exception as error:
+        failures.caught("the split of products of probabilities", error)
+        undo.restore()
+        return []
 
 
 def _read(graph: Graph) -> list[_Reading]:
@@ -270,6 +311,25 @@ def _tell_forwards(readings: list[_Reading]) -> None:
         fallback = [part.name for part in reading.merges() if part not in ours]
         if reading.match is not None and reading.merges():
             reading.forward_fallback = ", ".join(fallback)
+
+
+def _cause(part: Split, readings: list[_Reading]) -> Fallback:
+    """The reason why attentions of a split product are not replaced."""
+    own = {*part.softmaxes, *part.products}
+    found = [reading for reading in readings if own & {reading.node, reading.found.place}]
+    kept = [(reading.reason, reading.detail) for reading in found if reading.reason is not None]
+    details = dict.fromkeys(detail for _, detail in kept) if kept else {"something else reads what is between": None}
+    return Fallback(kept[0][0] if kept else Reason.UNSUPPORTED_OP, f"{SPLIT} is kept, too: {'; '.join(details)}")
+
+
+def _tell_splits(readings: list[_Reading], splits: list[Split], causes: Mapping[str, Fallback]) -> None:
+    """Adds to records that a product was split, and why one that was split on trial is not replaced."""
+    of_splits = {node for part in splits for node in part.products}
+    for reading in readings:
+        if reading.reason is None and reading.found.place in of_splits:
+            reading.detail += f"; {SPLIT}"
+        if reading.reason is not None and reading.name in causes:
+            reading.fall_back(causes[reading.name].reason, causes[reading.name].detail)
 
 
 def _replace_group(graph: Graph, group: list[_Reading], lone_forwards: Set[Node]) -> None:
