@@ -9,8 +9,8 @@ from unittest import mock
 
 import torch
 
-_TORCHVISION = ("", ".datasets", ".models", ".models.feature_extraction", ".ops", ".ops.misc", ".transforms")
-_TORCHVISION += (".transforms.functional",)
+_PARTS = ("datasets", "models", "models.feature_extraction", "ops", "ops.misc", "transforms", "transforms.functional")
+_TORCHVISION = ("torchvision", *(f"torchvision.{part}" for part in _PARTS))
 """Modules that timm imports, and whose package is not needed here."""
 
 
@@ -21,9 +21,12 @@ def step(compile_: Callable[[Any], Any], patch: int) -> object:
         compile_: compiles the model.
         patch: the size of a patch, 16 or 8.
     """
-    for name in _TORCHVISION:
-        sys.modules.setdefault(f"torchvision{name}", mock.MagicMock())
-    import timm
-
+    missing = [name for name in _TORCHVISION if name not in sys.modules]
+    sys.modules.update({name: mock.MagicMock() for name in missing})
+    try:
+        import timm
+    finally:
+        for name in missing:
+            del sys.modules[name]
     model = timm.create_model(f"xcit_nano_12_p{patch}_224", depth=2, cls_attn_layers=1)
     return compile_(model.train())(torch.randn(2, 3, 224, 224))
