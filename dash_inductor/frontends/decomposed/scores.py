@@ -214,7 +214,9 @@ def _beside_zero(node: Node) -> tuple[Node, float] | None:
     """Return (tensor, 1) if a node adds zero to a tensor or subtracts it, in the dtype of the tensor; else None."""
     args, dtype = node.args[:2], node.meta["val"].dtype
     for one, zero in (args, args[::-1]) if op_name(node) == "aten::add" else (args,):
-        if number_of(zero) == 0 and is_float(one) and _keeps_shape(one, node) and one.meta["val"].dtype == dtype:
+        if number_of(zero) != 0 or not isinstance(one, Node) or not is_float(one):
+            continue
+        if _keeps_shape(one, node) and one.meta["val"].dtype == dtype:
             return one, 1.0
     return None
 
