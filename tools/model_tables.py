@@ -53,7 +53,9 @@ def programs(found: dict[str, Any]) -> str:
     rows = [["package", "model", "attention", "what becomes of it"], ["---"] * 4]
     for program, line in found["lines"].items():
         package, rest = program.split(" ", 1)
-        parts = re.fullmatch(r"(.*) (flex.*|varlen|SDPA|by hand|dash_inductor.*)", rest)
+        parts = re.fullmatch(
+            r"(.*) (flex.*|varlen|SDPA|by hand|flash_att.*|FlashAttention-3|its .*|dash_inductor.*)", rest
+        )
         model, attention = parts.groups()  # type: ignore[union-attr]
         rows.append([f"{package} {found['versions'][package]}", model, attention, _short(line)])
     return _markdown(rows)

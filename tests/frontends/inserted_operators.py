@@ -115,6 +115,7 @@ ELEMENTWISE: dict[str, Operator] = {
     "times 2": lambda x: x * 2.0,
     "over 3": lambda x: x / 3,
     "negative": lambda x: -x,
+    "plus 0": lambda x: x + 0.0,
     "plus 1": lambda x: x + 1.0,
     "times 0": lambda x: x * 0.0,
     "square": lambda x: x * x,

@@ -59,3 +59,13 @@ def test_forms_alone_are_replaced(name: str, dtype: str) -> None:
     edge = FORMS[name].edges[0]
     found = outcome(Case(name, edge, "clone", "all", dtype))
     assert found.kind == "replaced", found
+
+
+BY_HAND = [(name, edge) for name, form in FORMS.items() if form.reference is None for edge in form.edges]
+
+
+@pytest.mark.parametrize(("name", "edge"), [(n, e) for n, e in BY_HAND if "plus 0" in FORMS[n].inserted(e)])
+def test_zero_may_be_added(name: str, edge: str) -> None:
+    """A model writes it in place of a term that it leaves out, as XLNet does without segments."""
+    found = outcome(Case(name, edge, "plus 0", "all"))
+    assert found.kind == "replaced", found

@@ -15,9 +15,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,10 +31,11 @@ from dash_inductor.frontends.decomposed.frontend import OP
 from dash_inductor.records.records import clear_sites, sites
 
 from ..support import diffusers_models, hf_programs
+from ..support.flash_attn import HUB
 from ..support.hf_models import build, token_ids
 from ..support.model_table import line
 from ..support.processes import run_python
-from . import megatron, modded_nanogpt, prime_rl, sources, titan
+from . import flash_attention, megatron, modded_nanogpt, prime_rl, sources, titan, xcit
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "programs.json"
@@ -97,11 +99,15 @@ def _small(model: hf_programs.Model) -> Callable[[], object]:
 # ---- Megatron-Core ----
 
 
-def _megatron() -> object:
-    with megatron.gpt(LENGTH) as model:
-        tokens = torch.randint(0, 128, (BATCH, LENGTH))
-        places = torch.arange(LENGTH).expand(BATCH, -1)
-        return torch.compile(model, backend=traced)(tokens, places, None, labels=tokens)
+def _megatron(*, own: bool) -> Callable[[], object]:
+    def train() -> object:
+        with megatron.gpt(LENGTH, own=own) as model:
+            tokens = torch.randint(0, 128, (BATCH, LENGTH))
+            places = torch.arange(LENGTH).expand(BATCH, -1)
+            hidden = torch.ones(1, 1, LENGTH, LENGTH).triu(1) > 0 if own else None
+            return torch.compile(model, backend=traced)(tokens, places, hidden, labels=tokens)
+
+    return train
 
 
 # ---- nanoGPT and nanochat: the files of their models, with the sizes that they have by default but two layers ----
@@ -114,12 +120,42 @@ def _nanogpt() -> object:
     return torch.compile(model, backend=traced)(tokens, tokens)
 
 
-def _nanochat() -> object:
-    nanochat = sources.module("nanochat", "nanochat.gpt")
-    settings = nanochat.GPTConfig(sequence_len=LENGTH, n_layer=2, vocab_size=128, window_pattern="SL")
-    model = nanochat.GPT(settings)
-    tokens = torch.randint(0, 128, (BATCH, LENGTH))
-    return torch.compile(model, backend=traced, dynamic=False)(tokens, tokens)
+def _nanochat(*, flash_attn: bool) -> Callable[[], object]:
+    """With FlashAttention-3, which it takes from the kernels hub, or with the SDPA that it calls without it."""
+
+    def train() -> object:
+        nanochat = sources.module("nanochat", "nanochat.gpt")
+        attention = sources.module("nanochat", "nanochat.flash_attention")
+        settings = nanochat.GPTConfig(sequence_len=LENGTH, n_layer=2, vocab_size=128, window_pattern="SL")
+        model = nanochat.GPT(settings)
+        tokens = torch.randint(0, 128, (BATCH, LENGTH))
+        found = {"_fa3": SimpleNamespace(flash_attn_func=_flash_attn_3), "USE_FA3": True} if flash_attn else {}
+        with mock.patch.multiple(attention, **found) if found else nullcontext():
+            return torch.compile(model, backend=traced, dynamic=False)(tokens, tokens)
+
+    return train
+
+
+def _flash_attn_3(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_size: tuple[int, int]) -> Any:
+    return HUB(q, k, v, causal, window_size)
+
+
+# ---- flash-attn: its own layer, and a model of transformers that calls it ----
+
+
+def _flash_attn(**settings: Any) -> Callable[[], object]:
+    return lambda: flash_attention.layer(lambda layer: torch.compile(layer, backend=traced), **settings)
+
+
+def _flash_attn_llama(*, packed: bool) -> Callable[[], object]:
+    return lambda: flash_attention.llama(lambda model: torch.compile(model, backend=traced), packed=packed)
+
+
+# ---- timm: XCiT ----
+
+
+def _xcit(patch: int) -> Callable[[], object]:
+    return lambda: xcit.step(lambda model: torch.compile(model, backend=traced), patch)
 
 
 # ---- prime-rl and modded-nanogpt: their attention layers, for which flash-attn's operators stand in ----
@@ -166,9 +202,23 @@ PROGRAMS = (
     Program("transformers", "WavLM", "by hand", _small(hf_programs.WAVLM)),
     Program("transformers", "Wav2Vec2-Conformer, relative", "SDPA", _small(hf_programs.CONFORMER)),
     Program("transformers", "Wav2Vec2-Conformer, rotary", "SDPA", _small(hf_programs.CONFORMER_ROTARY)),
-    Program("megatron-core", "GPT", "dash_inductor.integrations.megatron", _megatron),
+    Program("transformers", "XLNet", "by hand", _small(hf_programs.XLNET)),
+    Program("transformers", "Parakeet", "SDPA", _small(hf_programs.PARAKEET)),
+    Program("transformers", "DeepSeek-V3.2", "SDPA", _small(hf_programs.DEEPSEEK_V32)),
+    Program("transformers", "DeepSeek-V4", "by hand", _small(hf_programs.DEEPSEEK_V4)),
+    Program("transformers", "Llama", "flash_attention_2", _flash_attn_llama(packed=False)),
+    Program("transformers", "Llama", "flash_attention_2, packed", _flash_attn_llama(packed=True)),
+    Program("flash-attn", "MHA", "flash_attn_qkvpacked_func", _flash_attn()),
+    Program("flash-attn", "MHA, grouped heads", "flash_attn_kvpacked_func", _flash_attn(num_heads_kv=2)),
+    Program("flash-attn", "MHA, windows", "flash_attn_qkvpacked_func", _flash_attn(window_size=(127, 0))),
+    Program("flash-attn", "MHA, ALiBi", "flash_attn_qkvpacked_func", _flash_attn(use_alibi=True)),
+    Program("timm", "XCiT, 196 patches", "SDPA", _xcit(16)),
+    Program("timm", "XCiT, 784 patches", "SDPA", _xcit(8)),
+    Program("megatron-core", "GPT", "dash_inductor.integrations.megatron", _megatron(own=False)),
+    Program("megatron-core", "GPT", "its DotProductAttention", _megatron(own=True)),
     Program("nanoGPT", "GPT", "SDPA", _nanogpt),
-    Program("nanochat", "GPT", "SDPA", _nanochat),
+    Program("nanochat", "GPT", "SDPA", _nanochat(flash_attn=False)),
+    Program("nanochat", "GPT", "FlashAttention-3", _nanochat(flash_attn=True)),
     Program("modded-nanogpt", "layer", "varlen", _modded_nanogpt(key_offset=False)),
     Program("modded-nanogpt", "layer with shifted keys", "varlen", _modded_nanogpt(key_offset=True)),
     Program("prime-rl", "layer of flash-attn 2", "varlen", _prime_rl(2)),

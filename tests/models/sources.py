@@ -13,6 +13,7 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parents[2] / ".programs" / "sources"
 SOURCES = {
+    "flash-attn": ("https://github.com/Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"),
     "nanoGPT": ("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291"),
     "modded-nanogpt": (
         "https://github.com/KellerJordan/modded-nanogpt",

@@ -12,7 +12,7 @@ from dash_inductor.model.reasons import Reason
 from dash_inductor.records.records import sites
 
 from ..support.graphs import capture
-from ..support.hf_models import build, inputs_of
+from ..support.hf_models import build, inputs_of, padding
 from ..support.model_table import check_accuracy, gradients
 
 pytest.importorskip("transformers", reason="the models come from the extra 'hf'")
@@ -89,6 +89,26 @@ def test_padding_may_hide_all_keys_by_the_lowest_number() -> None:
     (record,) = sites()
     assert record.reason is Reason.MASK_DEPENDS_ON_INPUT
     assert "may hide all keys of a query by a finite value" in record.detail
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_relative_positions_of_transformer_xl(segments: bool, padded: bool) -> None:
+    """XLNet: the bias is a product of query and positions; a product with segments is added to it, or 0."""
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    model = XLNetLMHeadModel(XLNetConfig(vocab_size=97, d_model=32, n_layer=2, n_head=2, d_inner=32)).eval()
+    tokens = torch.randint(0, 97, (2, 24))
+    inputs = {"input_ids": tokens, "labels": tokens}
+    if segments:
+        inputs["token_type_ids"] = (torch.arange(24) > 9).long().expand(2, -1)
+    if padded:
+        inputs["attention_mask"] = padding("left", 2, 24).long()
+    run, found = trained(model, inputs)
+    assert [(record.op, record.mask) for record in sites()] == [(OP, "full + bias")] * 2, [
+        record.detail for record in sites()
+    ]
+    check_accuracy(model, run, found, inputs)
 
 
 @pytest.mark.parametrize("kind", ["local", "transient-global"])

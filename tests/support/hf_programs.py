@@ -19,19 +19,21 @@ class Model:
         name: the class of transformers.
         settings: of its configuration.
         inputs: the shapes of what a model is called with: tokens, a mask that hides none of them, or random numbers.
+        default_dtype: whether its parameters are converted to the default dtype, which it does not read.
     """
 
     name: str
     settings: dict[str, Any]
     inputs: dict[str, tuple[int, ...]]
+    default_dtype: bool = False
 
     def model(self) -> nn.Module:
         """A model in training mode."""
         import transformers
 
         model = getattr(transformers, self.name)
-        made: nn.Module = model(model.config_class(**self.settings))
-        return made.train()
+        made: nn.Module = model(model.config_class(**self.settings)).train()
+        return made.to(torch.get_default_dtype()) if self.default_dtype else made
 
     def tensors(self) -> dict[str, Tensor]:
         """Random inputs."""
@@ -95,3 +97,32 @@ LONG_T5 = Model(
     },
     {"input_ids": (BATCH, 256), "attention_mask": (BATCH, 256), "decoder_input_ids": (BATCH, 64)},
 )  # fmt: skip
+XLNET = Model(
+    "XLNetLMHeadModel",
+    {"vocab_size": 32, "d_model": 128, "n_layer": 2, "n_head": 2, "d_inner": 128, "use_mems_train": False},
+    {"input_ids": (BATCH, 256), "attention_mask": (BATCH, 256)},
+    default_dtype=True,
+)
+PARAKEET = Model(
+    "ParakeetEncoder",
+    _SIZE | {"intermediate_size": 128, "num_mel_bins": 32, "subsampling_conv_channels": 8, "layerdrop": 0.0},
+    {"input_features": (BATCH, 512, 32), "attention_mask": (BATCH, 512)},
+)
+_LATENT = _SIZE | {
+    "vocab_size": 32, "num_key_value_heads": 2, "q_lora_rank": 64, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "index_head_dim": 64, "index_n_heads": 2, "use_cache": False, "pad_token_id": 0,
+}  # fmt: skip
+_TOKENS = {"input_ids": (BATCH, 256)}
+DEEPSEEK_V32 = Model(
+    "DeepseekV32ForCausalLM",
+    _LATENT | {
+        "intermediate_size": 128, "kv_lora_rank": 32, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "index_topk": 64,
+    },
+    _TOKENS,
+)  # fmt: skip
+DEEPSEEK_V4 = Model(
+    "DeepseekV4ForCausalLM",
+    _LATENT | {"num_key_value_heads": 1, "head_dim": 512, "o_groups": 2, "o_lora_rank": 32, "index_topk": 16},
+    _TOKENS,
+)

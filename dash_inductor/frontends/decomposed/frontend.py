@@ -33,7 +33,7 @@ from ..repeat_kv import Unused
 from ..scores import ONLY_READ
 from ..unread.words import COMBINED, SUMS
 from .factors import check_factor, factors_of, gradients_of_factor
-from .labels import CAST, COPIES, VIEWS, is_float, shape_of
+from .labels import CAST, COPIES, VIEWS, is_float, permutation, shape_of
 from .masks import mask_and_bias_of, must_be_read
 from .one_more import OneMore, read_one_more
 from .places import Reader, Result, Roles
@@ -431,8 +431,8 @@ def _to_gradient_of_bias(values: Values, node: Node) -> list[Node]:
     """
     way = [node]
     while abs(values.known[node].factor - 1) > 1e-5:
-        step = constant_factor(node)
-        source = step[0] if step is not None else node.args[0] if op_name(node) in (CAST, *COPIES, *VIEWS) else None
+        step, moves = constant_factor(node), op_name(node) in (CAST, *COPIES, *VIEWS) or permutation(node) is not None
+        source = step[0] if step is not None else node.args[0] if moves else None
         if not isinstance(source, Node) or source not in values.known:
             return []
         node = source

@@ -187,11 +187,13 @@ def find_scores(exponent: Node, dim: int, one_more: float | None = None) -> Scor
 def constant_factor(node: Node) -> tuple[Node, float] | None:
     """Return (tensor, constant) if a node multiplies a tensor by a constant; else None.
 
-    Quotients by a constant and negations count.
+    Quotients by a constant, negations, and sums with zero, which stands for a term that a model leaves out, count.
     """
     name, args = op_name(node), node.args
     if name == "aten::neg":
         return (args[0], -1.0) if isinstance(args[0], Node) else None
+    if name in ("aten::add", "aten::sub"):
+        return _beside_zero(node)
     if name not in ("aten::mul", "aten::div") or len(args) != 2 or node.kwargs:
         return None
     if not is_float(node):
@@ -205,6 +207,17 @@ def constant_factor(node: Node) -> tuple[Node, float] | None:
     number = number_of(one) if name == "aten::mul" else None
     if number is not None and is_float(other) and _keeps_shape(other, node):
         return other, number  # type: ignore[return-value]
+    return None
+
+
+def _beside_zero(node: Node) -> tuple[Node, float] | None:
+    """Return (tensor, 1) if a node adds zero to a tensor or subtracts it, in the dtype of the tensor; else None."""
+    args, dtype = node.args[:2], node.meta["val"].dtype
+    for one, zero in (args, args[::-1]) if op_name(node) == "aten::add" else (args,):
+        if number_of(zero) != 0 or not isinstance(one, Node) or not is_float(one):
+            continue
+        if _keeps_shape(one, node) and one.meta["val"].dtype == dtype:
+            return one, 1.0
     return None
 
 
