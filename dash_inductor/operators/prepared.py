@@ -1,8 +1,8 @@
 """A cache, for each operator, of the launchers that run its kernels.
 
-Which kernels a call runs, and with which arguments, depends only on its text arguments and on the dtypes, shapes and
-strides of its tensors; between calls usually only addresses change.  So the first call with a combination of layouts
-builds a launcher, and later calls look it up, which takes less host time than deriving everything again.
+Which kernels a call runs, and with which arguments, depends only on its text arguments and on the dtypes, devices,
+shapes and strides of its tensors; between calls usually only addresses change.  So the first call with a combination of
+layouts builds a launcher, and later calls look it up, which takes less host time than deriving everything again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def prepared(prepare: Prepare, tensors: int) -> Callable[..., Any]:
         of_call, extras = args[:tensors], args[tensors]
         key: tuple[Any, ...] = args[tensors + 1 :], config.profile
         if len(args) == layouts:
-            key = *key, of_call[0].device, *[(t.dtype, t.shape, t.stride()) for t in (*of_call, *extras)]
+            key = *key, *[(t.dtype, t.device, t.shape, t.stride()) for t in (*of_call, *extras)]
         run = known.get(key)
         if run is None:
             if len(known) >= _KEPT:

@@ -113,18 +113,22 @@ def _bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype)
 def key_of(operands: Sequence[Tensor], views: bool = True) -> Hashable:
     """Returns a cache key of everything about the operands that a recorded call depends on.
 
-    That is shapes, strides, dtypes and alignment, and, with `views`, which operands share a storage and at which
-    distance.
+    That is shapes, strides, dtypes, devices and alignment, and, with `views`, which operands share a storage and at
+    which distance.
     """
     if not views:
-        return tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16) for tensor in operands])
+        return tuple([(*_layout(tensor), tensor.data_ptr() % 16) for tensor in operands])
     first: dict[int, tuple[int, int]] = {}
     parts = []
     for number, tensor in enumerate(operands):
         address = tensor.data_ptr()
         owner, start = first.setdefault(tensor.untyped_storage().data_ptr(), (number, address))
-        parts.append((tensor.shape, tensor.stride(), tensor.dtype, address % 16, owner, address - start))
+        parts.append((*_layout(tensor), address % 16, owner, address - start))
     return tuple(parts)
+
+
+def _layout(tensor: Tensor) -> tuple[Hashable, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 class LaunchLists:

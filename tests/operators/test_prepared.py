@@ -57,6 +57,8 @@ OTHERS: dict[str, Callable[[list[Any]], None]] = {
     "dtype": _with(0, torch.zeros(2, 3, 4, dtype=torch.float16)),
     "dtype of the second": _with(1, torch.zeros(2, 3, 4, dtype=torch.float16)),
     "device": _with(0, torch.zeros(2, 3, 4, device="meta")),
+    "device of the second": _with(1, torch.zeros(2, 3, 4, device="meta")),
+    "device of an extra": lambda args: args.__setitem__(2, [torch.zeros(5, device="meta")]),
     "no extras": lambda args: args.__setitem__(2, []),
     "shape of an extra": lambda args: args.__setitem__(2, [torch.zeros(6)]),
     "dtype of an extra": lambda args: args.__setitem__(2, [torch.zeros(5, dtype=torch.int32)]),

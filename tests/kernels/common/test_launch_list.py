@@ -101,6 +101,11 @@ def test_operands_that_share_memory() -> None:
     assert key_of([x, x[4:]]) != key_of([x[:4], x[4:]])
 
 
+@pytest.mark.parametrize("views", [False, True])
+def test_devices_are_a_part_of_the_key(views: bool) -> None:
+    assert key_of([torch.zeros(0)], views) != key_of([torch.zeros(0, device="meta")], views)
+
+
 def test_what_is_not_returned_shares_an_allocation(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     memory = [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1024, dtype=torch.uint8)]
