@@ -35,7 +35,7 @@ from ..upstream.symbolic import CeilDiv
 from . import ahead
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
-from .vectors import Vectors, sizes_of
+from .vectors import Vectors, dense_of_heads, sizes_of
 
 ENOUGH_PROGRAMS = 88
 """Number of programs, two thirds of an H100's SMs, from which the dq kernel that also computes the bias gradient is
@@ -73,6 +73,8 @@ def attention_backward(
     log.debug("lowering %s: spec=%s plan=%s", site, spec, plan)
     described = AttentionSpec.parse(spec)
     query, key, value, grad_out, out = heads_first((query, key, value, grad_out, out), described)
+    sizes = sizes_of(described, extras, query, key, value)
+    described, extras = dense_of_heads(described, extras, [*query.get_size()[:2], sizes.q_len, sizes.kv_len])
     tensors = [realized(x) for x in (query, key, value, logsumexp, grad_out, out)]
     kernels = _Kernels(parsed, described, *tensors, extras=extras)
     found = kernels.two_pass() if parsed.dq else kernels.one_pass()

@@ -16,7 +16,7 @@ from ..upstream import compat
 from ..upstream.inductor import FixedLayout, TensorBox, V, register_lowering
 from .operator_call import operator_call
 from .template import as_given, empty, heads_first, q_grid, realized, strides, template
-from .vectors import Vectors, sizes_of
+from .vectors import Vectors, dense_of_heads, sizes_of
 
 log = logging.getLogger("dash_inductor")
 
@@ -54,6 +54,7 @@ def attention_forward(
     batch, q_heads = query.get_size()[:2]
     _, heads, _, value_dim = value.get_size()
     sizes = sizes_of(described, extras, query, key, value)
+    described, extras = dense_of_heads(described, extras, [batch, q_heads, sizes.q_len, sizes.kv_len])
     even = multiple(sizes.q_len, tiles.block_q), multiple(sizes.kv_len, tiles.block_kv)
     constants = templates.compile_time_values(
         parsed, tiles, described, sizes, even=even, interpret=compat.interpreting()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..kernels.portable import templates
 from ..model.attention_spec import AttentionSpec
-from ..model.components import Component
-from ..model.mask import ROW_BLOCK
+from ..model.components import Component, Dense, Operand
+from ..model.mask import ROW_BLOCK, Mask
 from ..model.operands import OPERANDS
 from ..model.relations import Relation
 from ..upstream.inductor import Pointwise, TensorBox, V, lowerings, ops
@@ -162,6 +163,40 @@ class Vectors:
             seen = lowerings[aten.logical_and](seen, lowerings[aten.unsqueeze](self._valid, 1))
         self._seen = in_words(seen)
         return self._seen
+
+
+def dense_of_heads(
+    spec: AttentionSpec, extras: Sequence[TensorBox], plane: Sequence[Any]
+) -> tuple[AttentionSpec, list[TensorBox]]:
+    """Returns a spec and extras in which a dense mask stands for kv ranges by head, which templates do not read.
+
+    Without kv ranges by head, they are those given.  The bools of all pairs are stored, as those of a dense mask that
+    the program writes; `passes.attention.checks` limits them.
+
+    Args:
+        plane: the shape of the scores: batch, query heads, q_len and kv_len.
+    """
+    ranges = spec.mask.head_interval
+    if ranges is None:
+        return spec, [*extras]
+    given = {ranges.ROLES[name]: realized(extras[o.index]) for name, o in ranges.given.items()}
+    loaders = {role: expanded(tensor, [*plane[:3], 1]).make_loader() for role, tensor in given.items()}
+    dense = spec.mask.dense
+    shown = None if dense is None else expanded(extras[dense.mask.index], plane).make_loader()
+    device = next(iter(given.values())).get_device()
+
+    def sees(index: Sequence[Any]) -> Any:
+        bounds = [
+            ops.to_dtype(loaders[role]([*index[:3], 0]), torch.int64) if role in loaders else None
+            for role in ranges.RELATION.queries
+        ]
+        key = ops.index_expr(index[3], torch.int64)
+        seen = ops.constant(True, torch.bool) if shown is None else shown(index)
+        return ranges.RELATION.test(seen, tuple(bounds), (key,))
+
+    bools = Pointwise.create(device=device, dtype=torch.bool, inner_fn=sees, ranges=[*plane])
+    mask = Mask(spec.mask.band, others=spec.mask.others, head_interval=None, dense=Dense(Operand(len(extras))))
+    return replace(spec, mask=mask), [*extras, realized(bools)]
 
 
 def _both(a: TensorBox, b: TensorBox) -> TensorBox:

@@ -27,6 +27,7 @@ and any of
   keys, keys:N,N,...            padding: a mask of valid keys; the first N are valid in each batch element
   documents, documents:N,N,...  packed documents; their lengths
   interval                      a first and a last key for each query
+  head_interval                 the same for each query of each head
   dense                         a tensor with a truth value for each query and key"""
 
 _WINDOW = re.compile(r"window:(none|-?\d+),(none|-?\d+)")

@@ -22,6 +22,7 @@ class Scores:
         q_len, kv_len: the lengths.
         q, kv: the index symbols; 0 for a length of 1.
         sizes: the size symbols that are lengths or the batch size.
+        h: the index symbol of a query head; 0 if there is one head.
     """
 
     algebra: Algebra
@@ -30,6 +31,7 @@ class Scores:
     q: sympy.Expr
     kv: sympy.Expr
     sizes: frozenset[sympy.Basic] = frozenset()
+    h: sympy.Expr = sympy.S.Zero
 
     @property
     def offset(self) -> sympy.Expr:

@@ -102,7 +102,15 @@ class Components:
         return " & ".join([*([] if self.band.is_full and others else [str(self.band)]), *others])
 
 
-def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts | None, *, of_data: bool) -> Components:
+def components(
+    scores: Scores,
+    visible: Value,
+    loads: Loads,
+    restarts: Restarts | None,
+    *,
+    of_data: bool,
+    of_positions: bool = False,
+) -> Components:
     """Split the condition `visible` into components of which it is the conjunction: a band, and further ones.
 
     With `restarts`, comparisons of position ids, intervals and dilations are split off first.  The rest has conditions
@@ -116,6 +124,7 @@ def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts 
         loads: the loads of data for which the data symbols stand.
         restarts: relates position ids and document ids of packed documents; None to read a dense mask.
         of_data: whether the mask depends on data.
+        of_positions: whether intervals may depend on positions alone, and on heads.
 
     Raises:
         NotRecognised: "not_a_band" if the dependence on positions is not a band, or no query sees a key;
@@ -126,7 +135,7 @@ def components(scores: Scores, visible: Value, loads: Loads, restarts: Restarts 
     if restarts is not None:
         visible, positions = _without_positions(scores, visible, loads, restarts)
         for split in SPLITS:
-            visible, found_component = split(scores, visible, loads, of_data)
+            visible, found_component = split(scores, visible, loads, of_data, of_positions)
             split_off.append(found_component)
     bands: set[Band] = set()
     cases = 0
@@ -225,6 +234,7 @@ def _segments(scores: Scores, symbol: sympy.Symbol, loads: Loads) -> SameSegment
     found = []
     axes: tuple[Axis, ...] = ("q", "kv")
     for axis, position, expr in zip(axes, (scores.q, scores.kv), sides, strict=True):
+        _require_no_heads(scores, expr, loads)
         if not computable(expr, position, scores.sizes, scores.algebra):
             raise NotRecognised("depends_on_input", f"{_named(scores, symbol, loads)}: they may overflow")
         found.append(Numbers(expr, axis, position, loads.named_in(expr)))
@@ -253,7 +263,15 @@ def _of_keys(scores: Scores, cond: sympy.Expr, loads: Loads) -> LoadComparison:
     if scores.q in scores.algebra.moved_by(cond):
         names = ", ".join(load.node.name for _, load in loads.named_in(cond))
         raise NotRecognised("depends_on_input", f"{names}, which is data, decides which queries see a key")
+    _require_no_heads(scores, cond, loads)
     return _of_numbers(cond, loads)
+
+
+def _require_no_heads(scores: Scores, expr: sympy.Expr, loads: Loads) -> None:
+    """Raise NotRecognised if data that vary between heads decide."""
+    if scores.h in scores.algebra.moved_by(expr):
+        names = ", ".join(load.node.name for _, load in loads.named_in(expr))
+        raise NotRecognised("depends_on_input", f"{names}, which is data, differs between heads")
 
 
 def _of_numbers(cond: sympy.Expr, loads: Loads) -> LoadComparison:

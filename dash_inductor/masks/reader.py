@@ -52,6 +52,7 @@ class Way:
         all_planes: whether all booleans per pair are read as data.
         dense: whether loads may depend on pairs and on heads.
         intervals: whether booleans per key are interpreted by their rules, as comparisons with positions.
+        positions: whether intervals may depend on positions alone, and on heads.
     """
 
     words: str
@@ -60,6 +61,7 @@ class Way:
     all_planes: bool = False
     dense: bool = False
     intervals: bool = False
+    positions: bool = False
 
 
 class MaskReader:

@@ -52,6 +52,7 @@ _WAYS = (
     Way("as a band with vectors of data"),
     Way("as a band with vectors of data and of positions", vectors=True),
     Way("as a band with intervals of keys", intervals=True),
+    Way("as a band with intervals of keys, of positions and by head", intervals=True, positions=True),
     Way("with planes of data", dense=True),
     Way("with planes of data, as large as possible", dense=True, planes=True),
     Way("with planes of data and of positions", dense=True, all_planes=True),
@@ -157,7 +158,8 @@ def _read(node: Node, chain: list[Node], plane: Position, beside: bool) -> MaskR
     cause = None
     of_data = is_data(node, RULES, {})
     for way in _WAYS:
-        if (way.intervals or (way.dense and not way.all_planes)) and not of_data:
+        only_of_data = (way.intervals and not way.positions) or (way.dense and not way.all_planes)
+        if only_of_data and not of_data:
             continue
         try:
             found, verified = _components(node, chain, plane, way, of_data, beside)
@@ -206,11 +208,12 @@ def _components(
     if not way.dense:
         algebra.tell_apart(position[2], position[3])
     sizes = frozenset(n for n in (plane[0], *plane[-2:]) if n.is_Symbol)
-    scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes)
-    loads = Loads(algebra, plane, position, way.dense)
+    scores = Scores(algebra, plane[2], plane[3], position[2], position[3], sizes, position[1])
+    loads = Loads(algebra, plane, position, way.dense, way.positions)
     value = MaskReader(RULES, algebra, loads, way).operand(node, position)
     visible, infinite = visibility(scores, value, meta_of(node).dtype)
-    found = components(scores, visible, loads, None if way.dense else Restarts(RULES, shape_env), of_data=of_data)
+    restarts = None if way.dense else Restarts(RULES, shape_env)
+    found = components(scores, visible, loads, restarts, of_data=of_data, of_positions=way.positions)
     if not infinite and not beside:
         require_visible_keys(scores, found)
     log.debug("mask %s, read %s: %s", node.name, way.words, found)

@@ -1,8 +1,8 @@
 """The data that a mask reads: elements of tensors that the graph computes, as opaque integers.
 
-A `Load` is an element that depends on the batch element and the query, or on the batch element and the key; in a dense
-mask it may depend on the head, the query and the key as well.  How its tensor is computed does not matter, because a
-mask expressed by loads reads the tensor itself.
+A `Load` is an element that depends on the batch element and the query, or on the batch element and the key; a bound of
+an interval may depend on the head as well, and in a dense mask a load may depend on all of them.  How its tensor is
+computed does not matter, because a mask expressed by loads reads the tensor itself.
 """
 
 from __future__ import annotations
@@ -111,15 +111,18 @@ class Loads:
         plane: the shape of the scores, [B, H, q_len, kv_len].
         position: the index symbols of the scores.
         dense: whether loads may depend on pairs and heads.
+        heads: whether loads may depend on heads.
     """
 
-    def __init__(self, algebra: Algebra, plane: Position, position: Position, dense: bool = False) -> None:
+    def __init__(
+        self, algebra: Algebra, plane: Position, position: Position, dense: bool = False, heads: bool = False
+    ) -> None:
         self._algebra = algebra
         self._dense = dense
         self._axes: dict[sympy.Expr, tuple[Axis, sympy.Expr]] = {}
         names: tuple[Axis, ...] = ("b", "h", "q", "kv")
         for name, index, extent in zip(names, position, plane, strict=True):
-            if index.is_Symbol and (dense or name != "h"):  # for an extent of 1, the index is 0
+            if index.is_Symbol and (dense or heads or name != "h"):  # for an extent of 1, the index is 0
                 self._axes[index] = name, extent
         self._symbols: dict[Load, sympy.Symbol] = {}
 

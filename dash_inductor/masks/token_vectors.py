@@ -75,12 +75,16 @@ class Numbers:
         axis: "q" or "kv".
         position: the index symbol of the axis.
         loads: the loads that the data symbols stand for.
+        head: the index symbol of the head, if the numbers differ between heads; else None.
+        limit: data beyond ``+-limit`` are clamped, so that sums do not overflow; None to take them as they are.
     """
 
     expr: sympy.Expr
     axis: Axis
     position: sympy.Expr
     loads: tuple[tuple[sympy.Symbol, Load], ...]
+    head: sympy.Expr | None = None
+    limit: int | None = None
 
     def renamed(self, node: Callable[[Node], Node]) -> Numbers:
         """Return these numbers with each node n that they read replaced by ``node(n)``."""
@@ -96,7 +100,10 @@ class Numbers:
         return None not in names.values() and self.expr.xreplace(names) == other.expr
 
     def compute(self, calculator: Calculator) -> Any:
-        """Return the numbers as an int64 vector, [batch or 1, tokens or 1]."""
+        """Return the numbers as int64 [batch or 1, tokens or 1], or by head [batch or 1, heads or 1, tokens or 1].
+
+        Leading dimensions of size 1 may be missing by head.
+        """
         if self._is_number(self.expr):
             nothing = calculator.call(aten.mul.Tensor, calculator.positions(self.axis), 0)
             return self._plus(nothing, sympy.Add.make_args(self.expr), calculator)
@@ -105,11 +112,15 @@ class Numbers:
     def _of(self, expr: sympy.Expr, calculator: Calculator) -> Any:
         if expr == self.position:
             return calculator.positions(self.axis)
+        if expr == self.head:
+            return calculator.call(aten.unsqueeze.default, calculator.positions("h"), -1)
         if expr.is_Symbol:
             load = dict(self.loads)[expr]
-            values = values_of(load, ("b", self.axis), calculator)
-            is_wide = meta_of(load.node).dtype == torch.int64
-            return values if is_wide else calculator.call(prims.convert_element_type.default, values, torch.int64)
+            axes: tuple[Axis, ...] = ("b", self.axis) if self.head is None else ("b", "h", self.axis)
+            values = values_of(load, axes, calculator)
+            if meta_of(load.node).dtype != torch.int64:
+                return calculator.call(prims.convert_element_type.default, values, torch.int64)
+            return values if self.limit is None else clamped(values, -self.limit, self.limit, calculator)
         if isinstance(expr, FloorDiv):
             base = self._of(expr.base, calculator)
             return calculator.call(aten.div.Tensor_mode, base, int(expr.divisor), rounding_mode="floor")
@@ -136,14 +147,26 @@ class Numbers:
         return tensor
 
     def _is_number(self, expr: sympy.Expr) -> bool:
-        return bool(expr.free_symbols.isdisjoint({self.position, *(symbol for symbol, _ in self.loads)}))
+        moving = {self.position, self.head, *(symbol for symbol, _ in self.loads)}
+        return bool(expr.free_symbols.isdisjoint(moving))
 
 
-def computable(expr: sympy.Expr, position: sympy.Expr, sizes: frozenset[sympy.Basic], algebra: Algebra) -> bool:
+def clamped(values: Any, least: int, greatest: int, calculator: Calculator) -> Any:
+    """Return integers, those below `least` and above `greatest` replaced by these."""
+    return calculator.call(aten.clamp_max.default, calculator.call(aten.clamp_min.default, values, least), greatest)
+
+
+def computable(
+    expr: sympy.Expr,
+    position: sympy.Expr,
+    sizes: frozenset[sympy.Basic],
+    algebra: Algebra,
+    head: sympy.Expr | None = None,
+) -> bool:
     """Return whether `Numbers` can compute an expression without overflowing int64.
 
-    Apart from data symbols, the expression may contain only `position` and the symbols in `sizes`.  Intermediate sums
-    and products may wrap around, as long as dividends and the final result do not overflow.
+    Apart from data symbols, the expression may contain only `position`, `head` and the symbols in `sizes`.
+    Intermediate sums and products may wrap around, as long as dividends and the final result do not overflow.
     """
 
     def is_number(part: sympy.Expr) -> bool:
@@ -154,7 +177,7 @@ def computable(expr: sympy.Expr, position: sympy.Expr, sizes: frozenset[sympy.Ba
         return factor.is_Integer and (size == 1 or size in sizes)
 
     def known(part: sympy.Expr) -> bool:
-        if part == position or algebra.is_data(part):
+        if part in (position, head) or algebra.is_data(part):
             return True
         if isinstance(part, (FloorDiv, PythonMod)):
             base, divisor = part.args

@@ -123,7 +123,7 @@ def _compare(node: Node, components: Components, plane: Position, values: RealVa
     q_len, kv_len = (values.size(n) for n in plane[-2:])
     resolved = components.band.resolve(q_len, kv_len)
     shape = values.shape(node)
-    vectors = _vectors(components, values, q_len, kv_len)
+    vectors = _vectors(components, values, values.size(plane[1]), q_len, kv_len)
     for window, rows in _windows(shape, resolved, q_len, kv_len):
         columns = window[-1] if shape and shape[-1] == kv_len else (0, kv_len)
         try:
@@ -134,9 +134,9 @@ def _compare(node: Node, components: Components, plane: Position, values: RealVa
         compared += mask.numel()
         expected = _visible(resolved, rows, columns)
         entries = window[0] if len(shape) == 4 else (0, 1)
-        for kind, given in vectors:
-            expected = expected & _shown(kind, given, entries, rows, columns)
         heads = window[-3] if len(shape) > 2 else (0, 1)
+        for kind, given in vectors:
+            expected = expected & _shown(kind, given, entries, heads, rows, columns)
         part: dict[Axis, tuple[int, int]] = {"b": entries, "h": heads, "q": rows, "kv": columns}
         for component in components.others:
             if isinstance(component, ShownPairs):
@@ -153,10 +153,10 @@ def _compare(node: Node, components: Components, plane: Position, values: RealVa
 
 
 def _vectors(
-    components: Components, values: RealValues, q_len: int, kv_len: int
+    components: Components, values: RealValues, heads: int, q_len: int, kv_len: int
 ) -> list[tuple[type[Component], dict[str, torch.Tensor]]]:
     """Return the classes of the components that have vectors, each with its vectors by field."""
-    calculator = _Tensors(values, {"q": q_len, "kv": kv_len})
+    calculator = _Tensors(values, {"h": heads, "q": q_len, "kv": kv_len})
     found = []
     for component in components.others:
         if not isinstance(component, ShownPairs):
@@ -192,12 +192,16 @@ def _shown(
     kind: type[Component],
     given: Mapping[str, torch.Tensor],
     entries: tuple[int, int],
+    heads: tuple[int, int],
     rows: tuple[int, int],
     columns: tuple[int, int],
 ) -> torch.Tensor:
-    """Return which pairs a component shows in a window of the scores: bool [batch or 1, 1, rows or 1, columns or 1]."""
+    """Return which pairs a component shows in a window: bool [batch or 1, heads or 1, rows or 1, columns or 1]."""
     found = {}
     for name, vector in given.items():
+        if kind.BY_HEAD:
+            found[name] = _part(vector, entries, heads, rows, columns)
+            continue
         of_keys = "kv" in kind.AXES[name]
         part = _part(vector, entries, columns if of_keys else rows)
         found[name] = part[:, None, None] if of_keys else part[:, None, :, None]

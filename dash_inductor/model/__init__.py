@@ -5,7 +5,7 @@ makes a `Decision` about it; lowering and kernels read `AttentionSpec` and `Plan
 """
 
 from .attention_spec import AttentionSpec, Order
-from .components import Component, Dense, Interval, Keys, Operand, Segments, VarlenLayout
+from .components import Component, Dense, HeadInterval, Interval, Keys, Operand, Segments, VarlenLayout
 from .dropout import Dropout
 from .mask import MAX_LENGTH, Anchor, Band, Mask
 from .operands import Bias
@@ -26,6 +26,7 @@ __all__ = [
     "Dense",
     "Dropout",
     "Fallback",
+    "HeadInterval",
     "Interval",
     "Keys",
     "Mask",

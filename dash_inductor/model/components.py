@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError
-from .relations import BETWEEN, CONGRUENT, EQUAL, PAIRS, TRUTH, Axis, Relation
+from .relations import BETWEEN, CONGRUENT, EQUAL, PAIRS, PLANE, TRUTH, Axis, Relation
 
 _TEXT = re.compile(r"(\w+)\(([^()]*)\)(?::(\w+)\(([^()]*)\))?")
 
@@ -57,17 +57,22 @@ class Component:
         RELATION: the relation, see Note [Relations].
         ROLES: by field, the role of the operand in the relation.
         OPTIONAL: whether operands may be omitted if the relation allows their roles to be missing.
-        AXES: by field, the dimensions of the operand's tensor, which follow from its role.
+        BY_HEAD: whether the numbers of a query differ between heads.
+        AXES: by field, the dimensions of the operand's tensor, which follow from its role and from `BY_HEAD`.
     """
 
     NAME: ClassVar[str]
     RELATION: ClassVar[Relation]
     ROLES: ClassVar[Mapping[str, str]]
     OPTIONAL: ClassVar[bool] = False
+    BY_HEAD: ClassVar[bool] = False
     AXES: ClassVar[Mapping[str, tuple[Axis, ...]]]
 
     def __init_subclass__(cls) -> None:
-        cls.AXES = {name: cls.RELATION.axes(role) for name, role in cls.ROLES.items()}
+        cls.AXES = {
+            name: PLANE if cls.BY_HEAD and role in cls.RELATION.queries else cls.RELATION.axes(role)
+            for name, role in cls.ROLES.items()
+        }
 
     @functools.cached_property
     def given(self) -> dict[str, Operand]:
@@ -256,6 +261,29 @@ class Interval(Component):
 
 
 @dataclass(frozen=True)
+class HeadInterval(Component):
+    """KV ranges by head: query i of head h of batch element b sees key j only if ``lo[b, h, i] <= j <= hi[b, h, i]``.
+
+    Args:
+        lo, hi: int32 or int64 tensors [batch, heads, q_len, 1], any strides, any values; they have size 1 along
+            dimensions that do not matter.
+    """
+
+    NAME = "head_interval"
+    RELATION = BETWEEN
+    ROLES: ClassVar[Mapping[str, str]] = {"lo": "least", "hi": "most"}
+    OPTIONAL = True
+    BY_HEAD = True
+
+    lo: Operand | None
+    hi: Operand | None
+
+    def __post_init__(self) -> None:
+        if self.lo is None and self.hi is None:
+            raise ArgumentError("lo, hi", (None, None), "at least one of them")
+
+
+@dataclass(frozen=True)
 class Dilated(Component):
     """Dilation: query i of batch element b sees key j only if ``(number[b, i] - j) % step[b, i] == 0``.
 
@@ -275,6 +303,6 @@ class Dilated(Component):
 
 
 COMPONENTS: dict[str, type[Component]] = {
-    component.NAME: component for component in (Segments, Keys, Dense, Interval, Dilated)
+    component.NAME: component for component in (Segments, Keys, Dense, Interval, HeadInterval, Dilated)
 }
 """The kinds of components by name, in the order in which texts and operands list them."""

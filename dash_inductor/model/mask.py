@@ -125,8 +125,8 @@ class Mask:
     kind.
 
     Raises:
-        ArgumentError: two components of one kind; a component under another kind's name; segments with a varlen layout
-            together with another component.
+        ArgumentError: two components of one kind, or kv ranges both by head and not; a component under another kind's
+            name; segments with a varlen layout together with another component.
     """
 
     band: Band
@@ -152,6 +152,8 @@ class Mask:
         object.__setattr__(
             self, "others", tuple(sorted(given, key=lambda component: [*COMPONENTS].index(component.NAME)))
         )
+        if {"interval", "head_interval"} <= self.components.keys():
+            raise ArgumentError("mask", str(self), "one of interval and head_interval")
         if self.varlen_layout is not None and len(self.components) > 1:
             raise ArgumentError("mask", str(self), "no other components beside segments with a varlen layout")
 

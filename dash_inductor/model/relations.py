@@ -17,6 +17,9 @@ from typing import Any, Literal
 Axis = Literal["b", "h", "q", "kv"]
 """A dimension of the scores: batch elements, query heads, queries, keys."""
 
+PLANE: tuple[Axis, ...] = ("b", "h", "q", "kv")
+"""The dimensions of the scores."""
+
 POSITION = "position"
 """In `Relation.missing`: the number of a key is its position."""
 
@@ -68,7 +71,7 @@ class Relation:
             role: one of `roles`.
         """
         if role in self.pairs:
-            return "b", "h", "q", "kv"
+            return PLANE
         return ("b", "q") if role in self.queries else ("b", "kv")
 
     def shows(self, values: Mapping[str, Any], kv: Any) -> Any:

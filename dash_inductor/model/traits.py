@@ -68,6 +68,11 @@ class Traits:
         return any(kind.RELATION.pairs for kind in self.kinds)
 
     @property
+    def by_head(self) -> bool:
+        """Whether a component reads numbers of a query that differ between heads."""
+        return any(kind.BY_HEAD for kind in self.kinds)
+
+    @property
     def bounds(self) -> tuple[bool, bool]:
         """Whether the band of the mask has a lower and an upper bound: (`has_lo`, `has_hi`)."""
         return self.has_lo, self.has_hi

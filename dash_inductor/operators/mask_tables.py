@@ -45,7 +45,7 @@ def _data(
 def _fake(
     extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
 ) -> list[Tensor]:
-    from ..schedule.table_tile_schedule import seen_words
+    from ..schedule.table_tile_schedule import backward_words, seen_words
 
     data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
     tiles = parsed.forward_tiles
@@ -57,9 +57,11 @@ def _fake(
     q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
     block_q, block_kv = parsed.dkdv.block_q, parsed.dkdv.block_kv
     n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
-    layout = Layout.of([of.form for of in vectors(data)])
+    of_heads = data.of_heads()
+    layout = Layout.of([of.form for of in vectors(of_heads)])
     of_tokens = [
-        (batch, count, length) if count else (0,) for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
+        (of_heads.batch, count, length) if count else (0,)
+        for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
     ]
     tile_schedules = [
         (0,) if data.varlen else (tables, q_tiles),
@@ -68,6 +70,7 @@ def _fake(
         (tables, n_kv, n_q),
         (tables, n_q),
         (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
+        (0,) if data.dense is None else (tables, n_kv, n_q, *backward_words(block_q, block_kv, parsed.dkdv.num_warps)),
     ]
     new = extras[0].new_empty
     return [

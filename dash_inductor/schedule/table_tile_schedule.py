@@ -22,6 +22,12 @@ Note [Seen bits]
     columns: thread ``4 r + l`` of a warp has rows r and ``r + 8`` and columns ``2 l`` and ``2 l + 1``.  So in word w of
     the thread ``4 r + l`` of the rows from ``16 m`` on, bit ``4 n + 2 i + j`` belongs to row ``16 m + 8 i + r`` and to
     key ``64 w + 8 n + 2 l + j``.  A thread has a word for every 64 keys, and words are ordered by m, r, l and w.
+
+    A backward reads the same bits for every pair of a kv tile and a q tile, laid out as its scores, which are
+    transposed: rows are keys.  Its warps are placed along the rows first, then along the columns.  So in warp
+    ``m + M c``, of M along the rows, bit ``4 n + 2 i + j`` of thread ``4 r + l`` belongs to key ``16 m + 8 i + r`` and
+    to query ``C c + 8 n + 2 l + j``, where C is the number of columns of a warp.  Every 32 bits are a word, and words
+    are ordered by their number, then by warp and thread.
 """
 
 from __future__ import annotations
@@ -71,6 +77,15 @@ def seen_words(block_kv: int) -> int:
         block_kv: the number of keys in the tile, a power of two >= 8.
     """
     return max(1, block_kv // 64)
+
+
+def backward_words(block_q: int, block_kv: int, num_warps: int) -> tuple[int, int]:
+    """Return the words of a dense mask's bits that a backward has for a tile pair: (words per thread, threads).
+
+    See Note [Seen bits]; num_warps: of the consumers.
+    """
+    threads = 32 * num_warps
+    return max(1, block_q * block_kv // threads // 32), threads
 
 
 def forward_packed_tiles(kinds: Sequence[Sequence[int]], partial: int, unseen: Collection[int] = ()) -> list[int]:

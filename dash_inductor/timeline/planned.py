@@ -124,6 +124,7 @@ def in_words(site: Site) -> str:
     lengths = f"{site.q_len} tokens" if site.q_len == site.kv_len else f"{site.q_len} queries and {site.kv_len} keys"
     dims = f"head dim {site.head_dim}" + (f", of value {site.value_dim}" if site.value_dim != site.head_dim else "")
     words = {"keys": "valid keys", "segments": "documents", "interval": "intervals", "dense": "a dense mask"}
+    words |= {"head_interval": "intervals by head"}
     names = [name for name in dict.fromkeys([*words, *COMPONENTS]) if site.mask.components.get(name) is not None]
     facts = [
         f"{heads} of {lengths}",

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ...model.mask import ROW_BLOCK, Band
 from ...model.plan import Plan
-from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, from_the_end, seen_words
+from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, backward_words, from_the_end, seen_words
 from ...schedule.tile_schedule import Problem
 from .compiling import schedule_module
 from .device import segment_ids, tables, tile_pairs
@@ -52,6 +52,7 @@ class Shape:
         tables: tables per batch element.
         band: the band of both, anchored top left.
         bounds: (lo, hi) of this band, 0 for a missing bound.
+        num_warps: of the backward's consumers.
     """
 
     forward: Problem
@@ -60,6 +61,7 @@ class Shape:
     tables: int
     band: Band
     bounds: tuple[int, int]
+    num_warps: int
 
     @staticmethod
     def of(data: MaskData, plan: Plan) -> Shape:
@@ -126,6 +128,7 @@ def _shape(band: Band, sizes: tuple[int, int, int, int], by_head: bool, plan: Pl
         q_heads if by_head else 1,
         backward.resolved.band,
         backward.bounds,
+        plan.dkdv.num_warps,
     )
 
 
@@ -148,9 +151,19 @@ def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
 
 
 class _Builder:
+    """Launches the kernels that build tables.
+
+    Attributes:
+        data: the mask; with kv ranges by head, that of `MaskData.of_heads`.
+        elements: the batch size of the call.
+        heads: the tables of a batch element of `data`.
+    """
+
     def __init__(self, data: MaskData, plan: Plan, notes: Notes) -> None:
         self.notes = notes
-        self.data, self.plan, self.shape = data, plan, Shape.of(data, plan)
+        self.plan, self.shape, self.elements = plan, Shape.of(data, plan), data.batch
+        self.data = data = data.of_heads()
+        self.heads = self.shape.tables * self.elements // data.batch
         self.lo, self.hi = self.shape.bounds
         self.device = data.device
         self.token_tiles = -(-data.q_len // TOKENS), -(-data.kv_len // TOKENS)
@@ -180,9 +193,10 @@ class _Builder:
             of_tile_schedules = self._united(of_rows, *shape.finer)
         else:
             of_tile_schedules = self._classified(shape.backward, *both)
+        backward_bits = self._new(0) if self.data.dense is None else self._backward_bits(of_tile_schedules, *both)
         tile_schedules = self._tile_schedules(of_tile_schedules, rows_seeing)
         rows = (self._new(0), self._new(0)) if self.data.varlen else self._rows(of_rows, keys_seen)
-        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits)
+        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits, backward_bits)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the vectors of queries and of keys, and the ranges of the first segment ids of both by tiles of
@@ -257,8 +271,8 @@ class _Builder:
         """Returns bool [batch, 1 or q_heads, q_len], queries that see a key, and [.., kv_len], keys that a query
         sees.
         """
-        data, heads = self.data, self.shape.tables
-        q_found, kv_found = (self._new(data.batch, heads, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
+        data, heads, shape = self.data, self.heads, (self.elements, self.shape.tables)
+        q_found, kv_found = (self._new(*shape, n, dtype=torch.bool) for n in (data.q_len, data.kv_len))
         dense, strides = self._dense(q_found)
         self._launch(
             tile_pairs.seen, (data.batch * heads, sum(self.token_tiles)),
@@ -270,12 +284,12 @@ class _Builder:
     def _classified(self, problem: Problem, q_vectors: Tensor, kv_vectors: Tensor) -> Tensor:
         """Returns the kinds of all tile pairs: int8 [tables, n_kv, n_q]."""
         data = self.data
-        kinds = self._new(data.batch * self.shape.tables, problem.n_kv, problem.n_q, dtype=torch.int8)
+        kinds = self._new(data.batch * self.heads, problem.n_kv, problem.n_q, dtype=torch.int8)
         dense, strides = self._dense(kinds)
         q_tiles, kv_tiles = (Q_TILES, KV_TILES) if data.dense is None else (DENSE_Q_TILES, DENSE_KV_TILES)
         self._launch(
             tile_pairs.classify, (len(kinds), -(-problem.n_q // q_tiles), -(-problem.n_kv // kv_tiles)),
-            kinds, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len, self.lo, self.hi,
+            kinds, q_vectors, kv_vectors, dense, *strides, self.heads, data.q_len, data.kv_len, self.lo, self.hi,
             problem.n_q, problem.n_kv, MASK=self.mask,
             PAIRS=tile_pairs.Pairs(problem.block_q, problem.block_kv, q_tiles, kv_tiles, min(LINES, problem.block_q)),
         )  # fmt: skip
@@ -284,17 +298,30 @@ class _Builder:
     def _seen_bits(self, q_vectors: Tensor, kv_vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the kinds of the forward's tile pairs, as `_classified`, and `MaskTables.seen_bits`."""
         data, problem = self.data, self.shape.forward
-        tables_, (n_q, n_kv, *_, words) = data.batch * self.shape.tables, self.shape.seen_bits
+        tables_, (n_q, n_kv, *_, words) = data.batch * self.heads, self.shape.seen_bits
         kinds = self._new(tables_, n_kv, n_q, dtype=torch.int8)
         seen_bits = self._new(tables_, *self.shape.seen_bits)
         dense, strides = self._dense(kinds)
         self._launch(
             tile_pairs.write_seen, (tables_, n_q, n_kv),
-            kinds, seen_bits, q_vectors, kv_vectors, dense, *strides, self.shape.tables, data.q_len, data.kv_len,
+            kinds, seen_bits, q_vectors, kv_vectors, dense, *strides, self.heads, data.q_len, data.kv_len,
             self.lo, self.hi, MASK=self.mask,
             BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words,
         )  # fmt: skip
         return kinds, seen_bits
+
+    def _backward_bits(self, kinds: Tensor, q_vectors: Tensor, kv_vectors: Tensor) -> Tensor:
+        """Returns `MaskTables.backward_bits`; kinds: those of the backward's tile pairs."""
+        data, problem = self.data, self.shape.backward
+        words, threads = backward_words(problem.block_q, problem.block_kv, self.shape.num_warps)
+        found = self._new(len(kinds), problem.n_kv, problem.n_q, words, threads)
+        dense, strides = self._dense(kinds)
+        self._launch(
+            tile_pairs.write_backward_bits, (len(kinds), problem.n_q, problem.n_kv),
+            kinds, found, q_vectors, kv_vectors, dense, *strides, self.heads, data.q_len, data.kv_len, self.lo, self.hi,
+            MASK=self.mask, BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, WORDS=words, THREADS=threads,
+        )  # fmt: skip
+        return found
 
     def _united(self, fine: Tensor, high: int, wide: int) -> Tensor:
         """Returns the kinds of the backward's tile pairs, each from `high` x `wide` tile pairs of the forward."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...model.plan import Plan
 from ...model.relations import Axis
-from ...schedule.table_tile_schedule import Tables, forward_packed_tiles, from_the_end
+from ...schedule.table_tile_schedule import Tables, backward_words, forward_packed_tiles, from_the_end
 from ...schedule.tile_schedule import Problem
 from ...schedule.visibility import EMPTY, FULL, PARTIAL
 from ..common.mask_data import MaskData, MaskTables
@@ -26,12 +26,14 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
         ArgumentError: as `mask_tables.Shape.of`.
     """
     shape = Shape.of(data, plan)
-    shown = _shown(data)
+    shown = _shown(data).expand(-1, shape.tables, -1, -1)
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
     rows = (nothing, nothing.clone()) if data.varlen else _rows(shape, shown, data.dense is not None)
     seen_bits = nothing.clone() if data.dense is None else _seen_bits(shape, shown)
+    backward_bits = nothing.clone() if data.dense is None else backward_bits_of(shown, shape.backward, shape.num_warps)
     tile_schedules = _tile_schedules(data, shape, plan, shown)
-    return MaskTables(*_vectors(data), shown.any(2), *rows, *tile_schedules, seen_bits)
+    keys_seen = shown.any(2).expand(-1, shape.tables, -1).contiguous()
+    return MaskTables(*_vectors(data.of_heads()), keys_seen, *rows, *tile_schedules, seen_bits, backward_bits)
 
 
 def _shown(data: MaskData) -> Tensor:
@@ -117,6 +119,30 @@ def _seen_bits(shape: Shape, shown: Tensor) -> Tensor:
     whole[:, : shown.shape[2], : shown.shape[3]] = shown.flatten(0, 1)
     tiles = whole.unflatten(1, (blocks, rows)).unflatten(3, (n_kv, keys)).transpose(2, 3)
     bits: Tensor = (tiles[..., row, key].long() << bit.to(shown.device)).sum(-1)
+    return bits.to(torch.int32)
+
+
+def backward_bits_of(shown: Tensor, problem: Problem, num_warps: int) -> Tensor:
+    """Returns the bits of the backward, which Note [Seen bits] in `schedule.table_tile_schedule` defines, for all tile
+    pairs.
+
+    Args:
+        shown: bool [batch, heads, q_len, kv_len], which pairs are visible.
+        problem: the backward's lengths and tiles.
+        num_warps: of its consumers.
+    """
+    n_kv, n_q, keys, queries = problem.n_kv, problem.n_q, problem.block_kv, problem.block_q
+    words, threads = backward_words(queries, keys, num_warps)
+    along = min(threads // 32, keys // 16)
+    word, thread = torch.arange(words)[:, None, None], torch.arange(threads)[:, None]
+    bit = torch.arange(keys * queries // threads // words)
+    key = 16 * (thread // 32 % along) + 8 * (bit // 2 % 2) + thread // 4 % 8
+    columns = queries * 32 * along // threads
+    query = columns * (thread // 32 // along) + 2 * len(bit) * word + 8 * (bit // 4) + 2 * (thread % 4) + bit % 2
+    whole = torch.zeros(shown.shape[:2].numel(), n_q * queries, n_kv * keys, dtype=torch.bool, device=shown.device)
+    whole[:, : shown.shape[2], : shown.shape[3]] = shown.flatten(0, 1)
+    tiles = whole.unflatten(1, (n_q, queries)).unflatten(3, (n_kv, keys)).permute(0, 3, 1, 2, 4)
+    bits: Tensor = (tiles[..., query, key].long() << bit.to(shown.device)).sum(-1)
     return bits.to(torch.int32)
 
 

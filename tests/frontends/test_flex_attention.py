@@ -549,6 +549,7 @@ PAIRS = SIZES.q_len * SIZES.kv_len
         ("alibi", None, 4 * SIZES.heads * PAIRS, "bias"),
         (None, "union", PAIRS, "mask"),
         (None, "heads", SIZES.heads * PAIRS, "mask"),
+        (None, "windows of heads", 0, ""),
         ("bias with a gradient", None, 0, ""),
         (None, "causal", 0, ""),
     ],
@@ -561,7 +562,8 @@ def test_large_tensors_of_all_pairs_are_not_stored(
     scores = {"alibi": SCORES["alibi"][0], "bias with a gradient": lambda s, b, h, q, k: s + table[h, q, k]}
     masks: dict[str, Mod] = {
         "union": lambda b, h, q, k: (q >= k) | (q % 5 == k % 3),
-        "heads": lambda b, h, q, k: (q >= k) & ((h % 2 == 0) | (q - k < 9)),
+        "heads": lambda b, h, q, k: (q >= k) & ((h % 2 == 0) | (q % 5 == k % 3)),
+        "windows of heads": lambda b, h, q, k: (q >= k) & ((h % 2 == 0) | (q - k < 9)),
         "causal": causal,
     }
     case = Case(

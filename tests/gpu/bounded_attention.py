@@ -139,7 +139,9 @@ class Bounded:
         vectors = [*([t.q_vectors] if shape.QUERIES else []), *([t.kv_vectors] if shape.KEYS else [])]
         tile_schedule = [t.keys_seen, t.counts, t.row_steps]
         forward = [*tile_schedule, t.seen_bits] if traits.of_pairs else [*vectors, *tile_schedule]
-        return [*extras, *forward], [*extras, *vectors, t.keys_seen, t.visits, t.steps, t.contributions]
+        backward = [t.keys_seen, t.visits, t.steps, t.contributions]
+        backward = [*backward, t.backward_bits] if traits.of_pairs else [*vectors, *backward]
+        return [*extras, *forward], [*extras, *backward]
 
     def of(self, b: int) -> Bounded:
         """Batch element b alone."""

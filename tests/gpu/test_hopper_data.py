@@ -94,7 +94,7 @@ class Masked:
         tables = [int(t.shape[0]) // p.q.shape[0] for t in self.data[3:6] if t is not None]
         of_tables = [index[:, None] * n + torch.arange(n, device="cuda") for n in tables]
         data = self.data
-        assert data.dense is None
+        assert data.seen_bits is None
         picked = [None if t is None else t[index] for t in (data.q_vectors, data.kv_vectors, data.keys_seen)]
         of_tile_schedules = data.visits, data.steps, data.contributions
         picked += [t[i.flatten()] for t, i in zip(of_tile_schedules, of_tables, strict=True)]
@@ -213,7 +213,12 @@ DENSE_SHAPES = ["bhqk", "b1qk", "1hqk", "11qk", "b11k", "1hq1"]
 
 @pytest.mark.parametrize(
     ("dims", "band", "schedule", "group"),
-    [((64, 64), Band(), "ascending", 2), ((128, 128), Band(0), "bent_fold", 1), ((192, 128), Band(0), "spt", 2)],
+    [
+        ((64, 64), Band(), "ascending", 2),
+        ((128, 128), Band(0), "bent_fold", 1),
+        ((192, 128), Band(0), "spt", 2),
+        ((256, 256), Band(-90), "spt", 2),
+    ],
     ids=str,
 )
 def test_dense(dims: tuple[int, int], band: Band, schedule: str, group: int) -> None:

@@ -34,7 +34,7 @@ def test_random_masks(seed: int, dense: bool) -> None:
     mask = random_mask(rng, rng.choice((60, 600)), batch=2)
     data = data_of(mask, rng, "cuda", dense=dense)
     for _ in range(2):
-        plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK)
+        plan = plan_of(rng, data.band, None, mask_tables.ROW_BLOCK, of_bits=dense)
         same_tables(mask_tables.build(data, plan), defined(data, plan))
 
 

@@ -34,14 +34,17 @@ BATCH, Q_HEADS, KV_HEADS, LENGTH, DIM = 2, 2, 1, 70, 16
 
 
 def extras(names: str) -> list[Tensor]:
-    """The operands of a call, by one letter each: bounds l and u of positions, numbers n, ids i, pairs d, a bias b, a
-    gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads, ALiBi slopes s of
-    heads, and S of heads of each batch element, positions p of queries from -30 on, and steps e of dilations.
+    """The operands of a call, by one letter each: bounds l and u of positions, and L and U by head, numbers n, ids i,
+    pairs d, a bias b, a gradient g of the log-sum-exp and sinks r of rows, with strides of their own, sinks h of heads,
+    ALiBi slopes s of heads, and S of heads of each batch element, positions p of queries from -30 on, and steps e of
+    dilations.
     """
     generator = torch.Generator().manual_seed(0)
     lower = torch.randint(-3, LENGTH, (BATCH, LENGTH), generator=generator)
     found = {
         "l": lower,
+        "L": torch.randint(-3, LENGTH, (BATCH, Q_HEADS, LENGTH, 1), generator=torch.Generator().manual_seed(3)),
+        "U": torch.randint(9, LENGTH, (1, Q_HEADS, 1, 1), generator=torch.Generator().manual_seed(4)).int(),
         "u": (lower + torch.randint(-3, 40, lower.shape, generator=generator)).int(),
         "n": torch.randint(0, 9, lower.shape, generator=generator),
         "i": (torch.arange(LENGTH) // 20).expand(BATCH, -1).contiguous(),

@@ -30,6 +30,7 @@ from dash_inductor.schedule.schedules import LEAST
 from ..support.table_words import (
     data_of,
     dilation_of,
+    head_interval_of,
     interval_of,
     operand,
     plan_of,
@@ -48,7 +49,7 @@ def compare(rng: random.Random, data: MaskData, schedule: str | None = None, blo
     mask_tables.TOKEN_TILES, mask_tables.LINES = rng.choice((1, 4, 32)), rng.choice((1, 2, 8))
     for name in ("Q_TILES", "KV_TILES", "DENSE_Q_TILES", "DENSE_KV_TILES", "ROWS", "COLUMNS"):
         setattr(mask_tables, name, rng.choice((1, 4, 32)))
-    plan = plan_of(rng, data.band, schedule, mask_tables.ROW_BLOCK)
+    plan = plan_of(rng, data.band, schedule, mask_tables.ROW_BLOCK, of_bits=data.dense is not None)
     plan = replace(plan, dkdv=replace(plan.dkdv, block_q=block_q or plan.dkdv.block_q))
     same_tables(mask_tables.build(data, plan), reference_tables.build(data, plan))
 
@@ -63,6 +64,13 @@ def intervals(rng: random.Random) -> None:
     data = data_of(mask, rng)
     alone = {"valid": None, "segments": None} if rng.random() < 0.5 else {}
     compare(rng, with_values(data, interval=interval_of(rng, data), **alone))
+
+
+def head_intervals(rng: random.Random) -> None:
+    """Intervals of positions by head, alone or beside vectors."""
+    data = data_of(random_mask(rng, 40), rng)
+    alone = {"valid": None, "segments": None} if rng.random() < 0.5 else {}
+    compare(rng, with_values(data, head_interval=head_interval_of(rng, data), **alone))
 
 
 def dilations(rng: random.Random) -> None:
@@ -217,6 +225,7 @@ KINDS = {
     for f in (
         vectors,
         intervals,
+        head_intervals,
         dilations,
         documents,
         documents_of_masks,

@@ -113,7 +113,7 @@ DRAWN: list[tuple[Make, str]] = [
     (counted_documents, "causal & segments"),
     (random_pairs, "dense"),
     (random_pairs_beside_a_band, "causal & dense"),
-    (random_heads, "causal & dense"),
+    (random_heads, "causal & head_interval"),
     (activations, "dense"),
 ]
 parametrize = pytest.mark.parametrize(("make", "mask"), DRAWN, ids=lambda x: getattr(x, "__name__", ""))

@@ -124,7 +124,7 @@ def two_documents(q, k):
         (dilated, "dilated"),
         (two_bands, "dense"),
         (by_batch_entry, "dense"),
-        (by_head, "dense"),
+        (by_head, "head_interval"),
         (nothing, "dense"),
         (other_slope, "dense"),
     ],

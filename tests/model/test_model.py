@@ -16,6 +16,7 @@ from dash_inductor.model import (
     Bias,
     Dense,
     Dropout,
+    HeadInterval,
     Interval,
     Keys,
     Mask,
@@ -38,13 +39,14 @@ INTERVALS = [
     (Interval(Operand(0), None), "interval(0,none,none)"),
     (Interval(None, Operand(3), Operand(3)), "interval(none,3,3)"),
     (Interval(Operand(1), Operand(2), Operand(4)), "interval(1,2,4)"),
+    (HeadInterval(Operand(0), None), "head_interval(0,none)"),
 ]
 ORDERS = [(), ((0, 2, 1, 3),), ((0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0))]
 
 
 @pytest.mark.parametrize(("interval", "text"), INTERVALS)
-def test_intervals(interval: Interval, text: str) -> None:
-    mask = Mask(Band(0), Keys(Operand(9)), interval=interval)
+def test_intervals(interval: Interval | HeadInterval, text: str) -> None:
+    mask = Mask(Band(0), Keys(Operand(9)), interval)
     assert str(mask) == f"causal & keys(9) & {text}"
     assert Mask.parse(str(mask)) == mask
     assert mask.by_query
@@ -52,12 +54,19 @@ def test_intervals(interval: Interval, text: str) -> None:
         dict.fromkeys((9, *(operand.index for operand in interval.operands)))
     )
     traits = AttentionSpec(mask, 1.0).traits
-    assert (traits.components, traits.numbers) == (("interval", "keys"), interval.number is not None)
+    assert traits.components == tuple(sorted((interval.NAME, "keys")))
+    assert (traits.numbers, traits.by_head) == (interval.has_key_numbers, isinstance(interval, HeadInterval))
 
 
 def test_intervals_without_a_bound() -> None:
-    with pytest.raises(ArgumentError, match="lo, hi"):
-        Interval(None, None)
+    for kind in (Interval, HeadInterval):
+        with pytest.raises(ArgumentError, match="lo, hi"):
+            kind(None, None)
+
+
+def test_intervals_are_by_head_or_not() -> None:
+    with pytest.raises(ArgumentError, match="one of interval and head_interval"):
+        Mask(Band(), Interval(Operand(0), None), HeadInterval(Operand(0), None))
 
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])

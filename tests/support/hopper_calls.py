@@ -68,7 +68,7 @@ def given(
     What the mask reads of its own operands is in `data`; any other tensor stands for them.
     """
     spec = _renumbered(spec)
-    count = 7 if isinstance(data, ForwardData) else 6
+    count = 7
     made = [] if data is None else [tensor for tensor in data[:count] if tensor is not None]
     extras = [*made[:1] * len(spec.mask.operands), *(operands[name] for name in spec.given), *made]
     layout = spec.mask.varlen_layout
@@ -78,9 +78,6 @@ def given(
         if isinstance(data, BackwardData):
             assert data.token_offsets is not None
             extras[layout.token_offset.index] = data.token_offsets
-    if isinstance(data, BackwardData) and data.dense is not None:
-        (dense,) = [o.index for component in spec.mask.others if component.RELATION.pairs for o in component.operands]
-        extras[dense] = data.dense
     return spec, extras
 
 

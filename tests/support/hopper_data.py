@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dash_inductor.kernels.hopper.backward.build import WARPS
 from dash_inductor.kernels.hopper.backward.data import BackwardData
+from dash_inductor.kernels.reference.tables import backward_bits_of
 from dash_inductor.model import Band
 from dash_inductor.schedule.table_tile_schedule import packed_tile
 from dash_inductor.schedule.tile_schedule import ClosedForm
@@ -96,8 +98,10 @@ def data_of(
     tile_schedules = [VisibleTileSchedule(closed, *element) for element in zip(pairs, blind, strict=True)]
     made = [t.to(keep.device) for t in tables(tile_schedules)]
     keys_seen = of_tables.any(2)
+    if dense is not None:
+        return BackwardData(None, None, keys_seen, *made, backward_bits_of(of_tables, p, WARPS))
     vectors = (None, None) if segment_ids is None else (segment_ids[0][:, None], segment_ids[1][:, None])
-    return BackwardData(*vectors, keys_seen, *made, dense)
+    return BackwardData(*vectors, keys_seen, *made)
 
 
 KINDS = (

@@ -114,7 +114,7 @@ def visible_by(
         visible &= distance >= band.lo
     if band.hi is not None:
         visible &= distance <= band.hi
-    calculator = _Tensors(value, {"q": q_len, "kv": kv_len}, sizes)
+    calculator = _Tensors(value, {"h": heads, "q": q_len, "kv": kv_len}, sizes)
     for component in components.others:
         kind, given = COMPONENTS[component.NAME], component.compute(calculator)
         values = {

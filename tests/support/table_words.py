@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import document_tiles as work_lists
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
-from dash_inductor.model.components import Component, Dense, Dilated, Interval, Keys, Segments
+from dash_inductor.model.components import Component, Dense, Dilated, HeadInterval, Interval, Keys, Segments
 from dash_inductor.model.mask import ROW_BLOCK, Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.schedule.schedules import define, supports
+from dash_inductor.schedule.table_tile_schedule import TILE_BITS
 
 from .tile_pairs import PairMask
 from .varlen_layout import Rows, mask_of
@@ -33,11 +35,12 @@ def values_of(
     dense: Tensor | None = None,
     interval: tuple[Tensor | None, ...] | None = None,
     dilated: tuple[Tensor, Tensor] | None = None,
+    head_interval: tuple[Tensor | None, Tensor | None] | None = None,
 ) -> Values:
     """The values of a `MaskData` by the operands of its components."""
     operands: dict[type[Component], tuple[Tensor | None, ...] | None] = {
         Segments: segments, Keys: None if valid is None else (valid,), Dense: None if dense is None else (dense,),
-        Interval: interval, Dilated: dilated,
+        Interval: interval, HeadInterval: head_interval, Dilated: dilated,
     }  # fmt: skip
     return tuple(
         (kind, {name: value for name, value in zip(kind.ROLES, values, strict=True) if value is not None})
@@ -52,7 +55,7 @@ def with_values(data: MaskData, **operands: Any) -> MaskData:
     found: dict[str, Any] = {
         "segments": known.get(Segments), "interval": known.get(Interval),
         "valid": known[Keys][0] if Keys in known else None, "dense": known[Dense][0] if Dense in known else None,
-        "dilated": known.get(Dilated),
+        "dilated": known.get(Dilated), "head_interval": known.get(HeadInterval),
     } | operands  # fmt: skip
     return replace(data, values=values_of(**found))
 
@@ -116,6 +119,19 @@ def interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tens
     hi = lo + vector(data.q_len, -2, most) if rng.random() < 0.5 else vector(data.q_len, -2, most)
     sides = rng.choice(((lo, None), (None, hi), (lo, hi)))
     return *sides, vector(data.kv_len, -1, 5) if numbered else None
+
+
+def head_interval_of(rng: random.Random, data: MaskData) -> tuple[Tensor | None, Tensor | None]:
+    """Bounds of positions that begin anywhere, by head; they may broadcast along any dimension but one."""
+    dtype, plane = rng.choice((torch.int32, torch.int64)), (data.batch, data.q_heads, data.q_len)
+
+    def bounds() -> Tensor:
+        sizes = [rng.choice((1, size)) for size in plane]
+        found = torch.tensor([rng.randint(-2, data.kv_len + 2) for _ in range(math.prod(sizes))], dtype=dtype)
+        found = found.reshape(sizes).sort(2).values if rng.random() < 0.5 else found.reshape(sizes)
+        return (found.mT.contiguous().mT if rng.random() < 0.5 else found).unsqueeze(3)
+
+    return rng.choice(((bounds(), None), (None, bounds()), (bounds(), bounds())))
 
 
 def dilation_of(rng: random.Random, data: MaskData) -> tuple[Tensor, Tensor]:
@@ -189,12 +205,16 @@ def same_work_lists_of_masks(rng: random.Random, device: str = "cpu", length: in
         assert torch.equal(found[:used], expected[:used]), (kinds, ids.shape, band, tiles)
 
 
-def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int) -> Plan:
+def plan_of(rng: random.Random, band: Band, schedule: str | None, row_block: int, *, of_bits: bool = False) -> Plan:
     """A plan of the Hopper kernels with any tiles and, unless one is given, any schedule that such a mask may have."""
     able = [name for name in SCHEDULES if supports(name, band) is None]
     schedule = schedule or rng.choice(able)
     assert define(schedule, band).resident is None
     tiles = Tiles(rng.choice((1, 4, 8)), rng.choice((2, 4, 16)), 8, 2)
+    if of_bits:  # words have a bit for each score of a thread
+        warps = rng.choice((1, 2, 4))
+        rows = 16 * rng.choice([n for n in (1, 2, 4) if n <= warps])
+        tiles = Tiles(rng.choice([n for n in (16, 32, 64) if n * rows >= 128 * warps]), rows, warps, 2)
     forward = Tiles(row_block * rng.choice((2, 3)), rng.choice((4, 8) if row_block < 16 else (8, 32, 128)), 8, 2)
     return Plan("hopper", schedule, "hopper", tiles, forward_tiles=forward)
 
@@ -208,3 +228,9 @@ def same_tables(found: MaskTables, expected: MaskTables) -> None:
         assert ours.shape == theirs.shape, name
         used = torch.arange(ours.shape[2], device=ours.device) < lengths[:, :, None]
         assert torch.equal(ours[used], theirs[used]), name
+    if found.backward_bits.numel():
+        cut = used & (expected.steps >> 2 * TILE_BITS & 1 != 0)
+        q_tiles = (expected.steps & ((1 << TILE_BITS) - 1)).long()
+        table, kv, _ = (places := cut.nonzero()).unbind(1)
+        pairs = table, kv, q_tiles[places.unbind(1)]
+        assert torch.equal(found.backward_bits[pairs], expected.backward_bits[pairs]), "backward_bits"

@@ -1,8 +1,8 @@
 """Readers of components that compare queries with keys, one module per kind of component, named after it.
 
-Each module has ``split(scores, visible, loads, of_data)``, which splits off the component from a mask's visibility: it
-returns the rest of the visibility, and the component or None if there is none.  `of_data` says whether the mask depends
-on data.
+Each module has ``split(scores, visible, loads, of_data, of_positions)``, which splits off the component from a mask's
+visibility: it returns the rest of the visibility, and the component or None if there is none.  `of_data` says whether
+the mask depends on data, `of_positions` whether the component may depend on positions alone, and on heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..found import FoundComponent
 from ..index_expr import Value
 from ..token_data import Loads
 
-Split = Callable[[Scores, Value, Loads, bool], tuple[Value, FoundComponent | None]]
+Split = Callable[[Scores, Value, Loads, bool, bool], tuple[Value, FoundComponent | None]]
 
 _NAMES = {module.name for module in iter_modules(__path__)}
 

@@ -51,7 +51,7 @@ class Congruent(FoundComponent):
         return {"number": self.number.compute(calculator), "step": step.compute(calculator)}
 
 
-def split(scores: Scores, visible: Value, loads: Loads, _of_data: bool) -> tuple[Value, Congruent | None]:
+def split(scores: Scores, visible: Value, loads: Loads, *_: bool) -> tuple[Value, Congruent | None]:
     """Split the visibility of a mask into a conjunction of the rest and a dilation; return both.
 
     Return `visible` itself and None if no dilation is found.

@@ -2,8 +2,11 @@
 
 A condition ``key >= f(query)`` or ``key <= f(query)`` is a half-line of keys.  A conjunction of half-lines is the
 interval between the largest lower and the smallest upper bound; a disjunction of half-lines in the same direction is
-the half-line of the farther bound, as in a causal mask with a prefix that every query sees.  Instead of a key's
-position, the conditions may compare a number of the key with a number of the query.
+the half-line of the farther bound, as in a causal mask with a prefix that every query sees.  A condition without the
+key, such as ``head < 4``, chooses between two intervals.  Instead of a key's position, the conditions may compare a
+number of the key with a number of the query.
+
+If a condition depends on the head, so do all bounds: these are kv ranges by head (`BetweenByHead`).
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from torch.fx import Node
 
 from ..bands import Scores
 from ..found import FoundComponent
-from ..index_expr import Branch, NotRecognised, Value, conditions_of, conjuncts_of
+from ..index_expr import Branch, NotRecognised, Value, assume, conditions_of, conjuncts_of
 from ..token_data import Load, Loads
-from ..token_vectors import Calculator, Numbers, computable
+from ..token_vectors import Calculator, Numbers, clamped, computable
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -32,6 +35,11 @@ FAR = 2 * POSITIONS - 1
 It fits into int32: where a bound is computed from positions alone, Inductor clamps it in the type of an index, and
 Triton 3.9 refuses constants that do not fit into that.
 """
+
+LIMIT = 2**40
+"""Data beyond +-`LIMIT` can be replaced by it in a sum with numbers up to `FAR`, which stays beyond +-`FAR`."""
+MOST_CHOICES = 6
+"""The maximum number of conditions without a key in a mask that is read as intervals."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Bound:
 
     def compute(self, calculator: Calculator) -> Any:
         """Return the bound of each query, an int64 vector; `numbers` beyond +-`FAR` are clamped."""
-        near = _clamped(self.numbers.compute(calculator), -FAR, FAR, calculator)
+        near = clamped(self.numbers.compute(calculator), -FAR, FAR, calculator)
         return calculator.call(aten.add.Tensor, near, self.more) if self.more else near
 
 
@@ -77,7 +85,43 @@ class Extreme:
         return calculator.call(operator, self.first.compute(calculator), self.second.compute(calculator))
 
 
-AnyBound = Bound | Extreme
+@dataclass(frozen=True)
+class Choice:
+    """A bound for each query that is one of two others, as a condition on the query and the head decides.
+
+    Args:
+        cond: numbers; `then` applies where they are at least 0.
+        then, other: the bounds; None for no bound.
+        none: the bound that excludes nothing.
+    """
+
+    cond: Numbers
+    then: AnyBound | None
+    other: AnyBound | None
+    none: int
+
+    @property
+    def loads(self) -> list[Load]:
+        bounds = (bound for bound in (self.then, self.other) if bound is not None)
+        return [*(load for _, load in self.cond.loads), *(load for bound in bounds for load in bound.loads)]
+
+    def renamed(self, node: Callable[[Node], Node]) -> Choice:
+        """Return this bound with each node n that it reads replaced by ``node(n)``."""
+        then, other = (None if bound is None else bound.renamed(node) for bound in (self.then, self.other))
+        return replace(self, cond=self.cond.renamed(node), then=then, other=other)
+
+    def compute(self, calculator: Calculator) -> Any:
+        """Return the bound of each query, int64."""
+        holds = calculator.call(aten.ge.Scalar, self.cond.compute(calculator), 0)
+        then, other = (None if bound is None else bound.compute(calculator) for bound in (self.then, self.other))
+        if then is None:
+            return calculator.call(aten.where.ScalarSelf, holds, self.none, other)
+        if other is None:
+            return calculator.call(aten.where.ScalarOther, holds, then, self.none)
+        return calculator.call(aten.where.self, holds, then, other)
+
+
+AnyBound = Bound | Extreme | Choice
 
 
 @dataclass(frozen=True)
@@ -139,32 +183,46 @@ class Between(FoundComponent):
         return found if self.is_one_vector else found | {"number": self.number.compute(calculator)}
 
 
+class BetweenByHead(Between):
+    """KV ranges that differ between heads: bounds on the positions of keys, for each batch element, head and query."""
+
+    NAME = "head_interval"
+
+    def compute(self, calculator: Calculator) -> dict[str, Any]:
+        """Return the operands by field ("lo", "hi"): int32 [batch or 1, heads or 1, q_len or 1, 1].
+
+        Leading dimensions of size 1 may be missing.
+        """
+        found = super().compute(calculator)
+        return {name: calculator.call(aten.unsqueeze.default, bound, -1) for name, bound in found.items()}
+
+
 def _in_words(bound: Any, calculator: Calculator) -> Any:
     """Return a bound on positions as int32, clamped to just before or beyond all positions."""
-    near = _clamped(bound, -1, POSITIONS, calculator)
+    near = clamped(bound, -1, POSITIONS, calculator)
     return calculator.call(prims.convert_element_type.default, near, torch.int32)
 
 
-def _clamped(vector: Any, least: int, greatest: int, calculator: Calculator) -> Any:
-    return calculator.call(aten.clamp_max.default, calculator.call(aten.clamp_min.default, vector, least), greatest)
-
-
-def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[Value, Between | None]:
+def split(
+    scores: Scores, visible: Value, loads: Loads, of_data: bool, of_positions: bool
+) -> tuple[Value, Between | None]:
     """Split the visibility of a mask into a KV range for each query and the remaining condition; return (rest, range).
 
-    A query sees a key if both show it.  The result is (visible, None) if no range is found or the mask does not depend
-    on data.
+    A query sees a key if both show it.  The result is (visible, None) if no range is found, or the mask depends neither
+    on data nor, with `of_positions`, on positions in another way than a band.
     """
-    if not of_data:
+    if not (of_data or of_positions):
         return visible, None
     conditions = conditions_of(visible)
-    reader = _Reader(scores, loads)
-    if not any(reader.has_interval(cond) for cond in conditions):
+    by_head = any(scores.h in scores.algebra.moved_by(cond) for cond in conditions)
+    reader = _Reader(scores, loads, scores.h if by_head else None, of_positions)
+    if not of_positions and not any(reader.has_interval(cond) for cond in conditions):
         return visible, None
     try:
         conjuncts, tree = conjuncts_of(visible, conditions)
-        intervals = [found for cond in conjuncts if (found := reader.half_line(cond, of_data=True)) is not None]
-        rest = [cond for cond in conjuncts if reader.half_line(cond, of_data=True) is None]
+        of_conjuncts = {cond: reader.half_line(cond, of_data=True) or reader.of_rows(cond) for cond in conjuncts}
+        intervals = [found for found in of_conjuncts.values() if found is not None]
+        rest = [cond for cond, found in of_conjuncts.items() if found is None]
         if tree is not True:
             found = reader.solve(tree)
             if found is None:
@@ -175,6 +233,8 @@ def split(scores: Scores, visible: Value, loads: Loads, of_data: bool) -> tuple[
         between = intervals[0]
         for other in intervals[1:]:
             between = _both(between, other)
+        if by_head:
+            between = BetweenByHead(between.lo, between.hi, between.number)
     except NotRecognised:
         return visible, None
     left: Value = True
@@ -206,10 +266,17 @@ def _extreme(of: Literal["larger", "smaller"], a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads conditions ``>= 0`` as half-lines of keys."""
+    """Reads conditions ``>= 0`` as half-lines of keys.
+
+    Args:
+        head: the index symbol of the head, if bounds differ between heads; else None.
+        of_positions: whether all conditions are read that are no edges of a band, not only those with data.
+    """
 
     scores: Scores
     loads: Loads
+    head: sympy.Expr | None
+    of_positions: bool
 
     def has_interval(self, cond: sympy.Expr) -> bool:
         """Return whether a condition compares a key's position with data of the query, or a number of the key."""
@@ -220,7 +287,8 @@ class _Reader:
 
         Args:
             cond: the condition ``cond >= 0``.
-            of_data: whether to accept only comparisons of a key with data of the query, the batch element or the key.
+            of_data: whether to accept only comparisons of a key with data of the query, the batch element or the key,
+                or, with `of_positions`, those that are no edge of a band.
         """
         algebra, kv = self.scores.algebra, self.scores.kv
         if any(algebra.equality(symbol) is not None for symbol in cond.free_symbols):
@@ -228,17 +296,43 @@ class _Reader:
         if kv.is_Symbol and kv in cond.free_symbols:
             sign = cond.coeff(kv)
             rest = sympy.expand(cond - sign * kv)
-            if sign not in (1, -1) or kv in algebra.moved_by(rest) or (of_data and not algebra.has_data(rest)):
+            if sign not in (1, -1) or kv in algebra.moved_by(rest) or (of_data and self._is_edge(rest, sign)):
                 return None
             bound = self._bound(sympy.expand(-sign * rest))
             return None if bound is None else Between(*((bound, None) if sign == 1 else (None, bound)))
-        return self._of_numbers(cond) if of_data else None
+        return self._of_numbers(cond) if of_data and self.head is None else None
+
+    def _is_edge(self, rest: sympy.Expr, sign: sympy.Expr) -> bool:
+        """Return whether a comparison of a key, ``rest + sign * kv >= 0``, is left to the band."""
+        algebra = self.scores.algebra
+        if algebra.has_data(rest):
+            return False
+        return not self.of_positions or not algebra.moved_by(sympy.expand(rest + sign * self.scores.q))
 
     def _bound(self, expr: sympy.Expr) -> Bound | None:
         more, rest = expr.as_coeff_Add()
-        if abs(int(more)) >= POSITIONS or not self._computable(rest, self.scores.q):
-            return None
-        return Bound(Numbers(rest, "q", self.scores.q, self.loads.named_in(rest)), int(more))
+        numbers = self._numbers(rest) if abs(int(more)) < POSITIONS else None
+        return None if numbers is None else Bound(numbers, int(more))
+
+    def _is_sum_with_data(self, expr: sympy.Expr) -> bool:
+        """Return whether `expr` is an element of data, or its negation, and a rest that is no larger than positions."""
+        data = [symbol for symbol in expr.free_symbols if self.scores.algebra.is_data(symbol)]
+        if len(data) != 1 or expr.coeff(data[0]) not in (1, -1):
+            return False
+        rest = sympy.expand(expr - expr.coeff(data[0]) * data[0])
+        low, high = self.scores.algebra.lower(rest), self.scores.algebra.upper(rest)
+        near = low is not None and high is not None and bool(low >= -FAR) and bool(high <= FAR)
+        return near and not self.scores.algebra.has_data(rest) and self._computable(rest, self.scores.q)
+
+    def _numbers(self, expr: sympy.Expr) -> Numbers | None:
+        """Return the values of an expression for all queries; None if they may overflow.
+
+        Those beyond +-`FAR` may be other numbers of the same sign beyond it.
+        """
+        found = Numbers(expr, "q", self.scores.q, self.loads.named_in(expr), self.head)
+        if self._computable(expr, self.scores.q):
+            return found
+        return replace(found, limit=LIMIT) if self._is_sum_with_data(expr) else None
 
     def _of_numbers(self, cond: sympy.Expr) -> Between | None:
         """Return a condition that compares a number of the key, which is data, with one of the query or its position.
@@ -262,7 +356,7 @@ class _Reader:
         return Between(of_query, None, of_keys) if sign == 1 else Between(None, of_query, of_keys)
 
     def _computable(self, expr: sympy.Expr, position: sympy.Expr) -> bool:
-        return computable(expr, position, self.scores.sizes, self.scores.algebra)
+        return computable(expr, position, self.scores.sizes, self.scores.algebra, self.head)
 
     def solve(self, tree: Value) -> Between | None:
         """Return the interval of keys that a decision tree shows to each query.
@@ -279,6 +373,12 @@ class _Reader:
         """Return the result of `solve`, or True if all keys are seen, False if none, None if it is not an interval."""
         if not isinstance(tree, Branch):
             return bool(tree)
+        free = [cond for cond in conditions_of(tree) if self.scores.kv not in self.scores.algebra.moved_by(cond)]
+        if len(free) > MOST_CHOICES:
+            return None
+        if free:
+            sides = (self._solve(assume(tree, free[0], truth)) for truth in (True, False))
+            return self._chosen(free[0], *sides)
         here = self.half_line(tree.cond)
         beyond = self.half_line(sympy.expand(-tree.cond - 1))
         then, other = self._solve(tree.then), self._solve(tree.other)
@@ -291,6 +391,41 @@ class _Reader:
         if other is True:
             here, then, other = beyond, other, then
         return _either(here, other) if then is True and isinstance(other, Between) else None
+
+    def of_rows(self, cond: sympy.Expr) -> Between | None:
+        """Return the interval of all keys where ``cond >= 0`` and of none elsewhere, None for other conditions.
+
+        The condition depends on the head, and not on the key.
+        """
+        moved_by = self.scores.algebra.moved_by(cond)
+        if self.head not in moved_by or self.scores.kv in moved_by:
+            return None
+        found = self._chosen(cond, True, False)
+        return found if isinstance(found, Between) else None
+
+    def _chosen(
+        self, cond: sympy.Expr, then: Between | bool | None, other: Between | bool | None
+    ) -> Between | bool | None:
+        """Return `then` where ``cond >= 0``, a condition without the key, and `other` elsewhere; None if either is."""
+        if then == other:
+            return then
+        numbers, zeros = self._numbers(cond), self._numbers(sympy.S.Zero)
+        if then is None or other is None or numbers is None or zeros is None:
+            return None
+        nothing = Between(Bound(zeros, POSITIONS), None)  # begins behind all keys
+        one, two = (
+            nothing if side is False else Between(None, None) if side is True else side for side in (then, other)
+        )
+        assert isinstance(one, Between)
+        assert isinstance(two, Between)
+        if one.number is not None or two.number is not None:
+            return None
+        return Between(_chosen(numbers, one.lo, two.lo, 0), _chosen(numbers, one.hi, two.hi, POSITIONS))
+
+
+def _chosen(cond: Numbers, then: Any, other: Any, none: int) -> Any:
+    """Return the bound that is `then` where `cond` is at least 0, and `other` elsewhere; None for no bound."""
+    return then if then == other else Choice(cond, then, other, none)
 
 
 def _either(a: Between, b: Between) -> Between | None:

@@ -15,7 +15,9 @@ from ...frontends.attention import Attention, Backward, Forward, Found, Gradient
 from ...frontends.biases import FoundBias
 from ...frontends.flex_attention import FLEX
 from ...graph import sizes as layout
+from ...kernels.registry import has_templates
 from ...masks.normal_form import Components
+from ...model.plan import Plan
 from ...model.reasons import Reason
 from ...model.site import DType
 from ...upstream import arch
@@ -98,16 +100,18 @@ def _check_lone_forward(forward: Forward) -> None:
         raise NotReadable(Reason.LAYOUT, "its output is not dense")
 
 
-def check_pairs(attention: Attention, components: Components, bias: FoundBias | None) -> None:
+def check_pairs(attention: Attention, components: Components, bias: FoundBias | None, plan: Plan) -> None:
     """Raises NotReadable if FlexAttention, which stores no tensor of all pairs, would be given a large one.
 
-    Such tensors are its dense mask and its bias.  A bias with a gradient is stored whatever its size, because
-    FlexAttention adds its gradient in no fixed order.  Dynamic sizes count as small.
+    Such tensors are its dense mask, kv ranges by head for kernels that Inductor lowers from templates, and its bias.  A
+    bias with a gradient is stored whatever its size, because FlexAttention adds its gradient in no fixed order.
+    Dynamic sizes count as small.
     """
     if attention.forward_op != FLEX.forward:
         return
     tensors = []
-    if attention.inputs.mask is not None and any(component.NAME == "dense" for component in components.in_order):
+    stored = {"dense", "head_interval"} if has_templates(plan.kernel) else {"dense"}
+    if attention.inputs.mask is not None and any(component.NAME in stored for component in components.in_order):
         tensors.append(("mask", attention.inputs.mask.value.meta["val"]))
     if bias is not None and bias.gradient is None:
         tensors.append(("bias", bias.tensor.meta["val"]))
@@ -115,8 +119,8 @@ def check_pairs(attention: Attention, components: Components, bias: FoundBias | 
         sizes = [layout.static(size) for size in tensor.shape]
         bytes_ = tensor.dtype.itemsize * math.prod(size or 0 for size in sizes)
         if bytes_ > MOST_PAIR_BYTES:
-            stored = f"its {name} of all pairs would take {bytes_ / 2**30:.3g} GiB, which FlexAttention does not store"
-            raise NotReadable(Reason.FLEX_ATTENTION, f"{stored} (at most {MOST_PAIR_BYTES >> 30} GiB are)")
+            large = f"its {name} of all pairs would take {bytes_ / 2**30:.3g} GiB, which FlexAttention does not store"
+            raise NotReadable(Reason.FLEX_ATTENTION, f"{large} (at most {MOST_PAIR_BYTES >> 30} GiB are)")
 
 
 def check_gradient(gradient: Gradient, query: Tensor) -> None:

@@ -107,7 +107,10 @@ class MaskTableNodes:
 
     def of_backward(self, before: Node) -> list[Node]:
         """Returns the nodes of the tables that the backward reads, which come last in its `extras`, in order."""
-        return self._all(("keys_seen", "visits", "steps", "contributions"), before)
+        tables = ("keys_seen", "visits", "steps", "contributions")
+        if self.traits.of_pairs:
+            return [self.result(name, before) for name in (*tables, "backward_bits")]
+        return self._all(tables, before)
 
     def _all(self, names: tuple[str, ...], before: Node) -> list[Node]:
         vectors = layout(self.traits)

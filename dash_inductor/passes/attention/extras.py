@@ -43,7 +43,7 @@ def extras(emitter: Emitter, match: Match, before: Node) -> list[Node]:
         axes = COMPONENTS[component.NAME].AXES
         for name, value in component.compute(graph).items():
             if "h" in axes[name]:
-                found.append(graph.of_graph(value))
+                found.append(graph.of_heads(value, saves=COMPONENTS[component.NAME].BY_HEAD))
             else:
                 found.append(graph.vector(value, "q" if "q" in axes[name] else "kv"))
     for name in match.site.spec.given:
@@ -105,6 +105,13 @@ class _Graph:
             tensor = self.call(aten.unsqueeze.default, tensor, 0)
         return tensor
 
+    def of_heads(self, data: Node, *, saves: bool) -> Node:
+        """Returns a mask tensor of four dimensions; with `saves`, a joint graph saves it for the backward."""
+        data = self.of_dimensions(self.of_graph(data), 4)
+        if saves and is_joint(self.emitter.graph):
+            saved(data)
+        return data
+
     def vector(self, vector: Node, axis: Axis) -> Node:
         """Expands a vector to [batch, q_len or kv_len], and saves it for the backward in a joint graph."""
         vector = self.of_graph(vector)
@@ -128,8 +135,8 @@ class _Graph:
         return self.call(aten.clone.default, data)
 
     def _length(self, axis: Axis) -> tuple[Node, int]:
-        view = self.match.operands.query if axis == "q" else self.match.operands.key
-        return view.node, view.dim(2)
+        view = self.match.operands.key if axis == "kv" else self.match.operands.query
+        return view.node, view.dim(1 if axis == "h" else 2)
 
     def _size(self, tensor: Node, dim: int) -> Any:
         size = layout.static(tensor.meta["val"].shape[dim])

@@ -51,7 +51,6 @@ def analyse(found: Found) -> Analysis:
         if mask.cause is not None:
             facts = replace(facts, recognised=f"{mask.how}, which is added to the scores as it is")
         facts = replace(facts, mask=_mask_text(attention.inputs, mask.components, bias))
-        check_pairs(attention, mask.components, bias)
         spec, operands = _spec(attention, mask.components, bias), find_operands(attention)
         facts = replace(facts, site=_site(attention, mask.components, spec, operands))
         facts = replace(facts, arch=arch.arch_of(device_of(attention.node)))
@@ -168,6 +167,7 @@ def _plan(
         raise NotReadable(true_cause.reason, true_cause.detail)
     if cause is not None:
         note = ": ".join(filter(None, ("the mask is added as a bias", cause.reason.value, cause.detail)))
+    check_pairs(attention, mask.components, bias, decision)
     gradients = () if attention.backward is None else attention.backward.factor_gradients()
     return Match(attention, facts.site, decision, operands, mask.components, bias, gradients, note)
 

@@ -346,12 +346,7 @@ def write_seen(
     for bit in tl.static_range(NUMBER):
         i = row + bit // 2 % 2 * 8
         j = key + bit // 4 * 8 + bit % 2
-        allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, (lo, hi), MASK.HAS_LO, MASK.HAS_HI)
-        of_row, of_column = _of_side(queries, i, i < q_len, True, MASK), _of_side(keys, j, j < kv_len, False, MASK)
-        for f in tl.static_range(len(MASK.FORMS)):
-            allowed = MASK.FORMS[f].test(allowed, of_row[f], of_column[f])
-        at = i.to(tl.int64) * dense_i + j.to(tl.int64) * dense_j
-        keep = (tl.load(dense + at, mask=allowed, other=0) != 0).to(tl.int32)
+        keep = _seen_pairs(i, j, queries, keys, (dense, dense_i, dense_j), q_len, kv_len, (lo, hi), MASK)
         words = words | (keep << bit)
         visible += keep
     seen = tl.sum(visible, 0)
@@ -360,6 +355,50 @@ def write_seen(
     tl.store(KINDS + (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q, kind.to(tl.int8))
     pair = (head * tl.num_programs(1) + q) * tl.num_programs(2) + kv
     tl.store(SEEN_BITS + pair * (2 * BLOCK_Q * WORDS) + place, words)
+
+
+@triton.jit
+def _seen_pairs(i, j, queries, keys, dense, q_len, kv_len, bounds, MASK: tl.constexpr):
+    """Returns int32: 1 where query i sees key j; dense: (pointer, strides of queries and of keys)."""
+    allowed = (i < q_len) & (j < kv_len) & _in_band(i - j, bounds, MASK.HAS_LO, MASK.HAS_HI)
+    of_row, of_column = _of_side(queries, i, i < q_len, True, MASK), _of_side(keys, j, j < kv_len, False, MASK)
+    for f in tl.static_range(len(MASK.FORMS)):
+        allowed = MASK.FORMS[f].test(allowed, of_row[f], of_column[f])
+    at = i.to(tl.int64) * dense[1] + j.to(tl.int64) * dense[2]
+    return (tl.load(dense[0] + at, mask=allowed, other=0) != 0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["q_len", "kv_len", "lo", "hi"])
+def write_backward_bits(
+    KINDS, BITS, Q_VECTORS, KV_VECTORS, DENSE, dense_b, dense_h, dense_i, dense_j, heads, q_len, kv_len, lo, hi,
+    MASK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, WORDS: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """Writes the bits of a dense mask that a backward reads, for the tile pairs that the mask cuts.
+
+    One program per (batch element and head, q tile, kv tile).  KINDS: int8 [batch * heads, kv tiles, q tiles]; BITS:
+    int32 [batch * heads, kv tiles, q tiles, WORDS, THREADS], see Note [Seen bits] in schedule/table_tile_schedule.py.
+    The other arguments are those of `seen`.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    q, kv = tl.program_id(1), tl.program_id(2)
+    pair = (head * tl.num_programs(2) + kv) * tl.num_programs(1) + q
+    if tl.load(KINDS + pair) == PARTIAL:
+        b = head // heads
+        queries, keys = _sides(Q_VECTORS, KV_VECTORS, b, q_len, kv_len, MASK)
+        dense = DENSE + b * dense_b + head % heads * dense_h
+        ALONG_ROWS: tl.constexpr = min(THREADS // 32, BLOCK_KV // 16)
+        COLUMNS: tl.constexpr = BLOCK_Q * 32 * ALONG_ROWS // THREADS
+        NUMBER: tl.constexpr = BLOCK_Q * BLOCK_KV // THREADS // WORDS
+        place = tl.arange(0, WORDS * THREADS)
+        warp = place % THREADS // 32
+        key = kv * BLOCK_KV + warp % ALONG_ROWS * 16 + place % 32 // 4
+        query = q * BLOCK_Q + warp // ALONG_ROWS * COLUMNS + place // THREADS * (2 * NUMBER) + place % 4 * 2
+        words = tl.zeros([WORDS * THREADS], tl.int32)
+        for bit in tl.static_range(NUMBER):
+            i, j = query + bit // 4 * 8 + bit % 2, key + bit // 2 % 2 * 8
+            keep = _seen_pairs(i, j, queries, keys, (dense, dense_i, dense_j), q_len, kv_len, (lo, hi), MASK)
+            words = words | (keep << bit)
+        tl.store(BITS + pair * (WORDS * THREADS) + place, words)
 
 
 @triton.jit(do_not_specialize=["kv_len", "fine_q", "fine_kv", "n_q", "n_kv"])

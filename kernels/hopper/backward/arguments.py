@@ -30,15 +30,9 @@ work_ids: the number of work ids, independent of the number of CTAs, see `device
 head chunk of the launch order.
 """
 
-_POINTERS = ("visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense")
+_POINTERS = ("visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "seen_bits")
 _TABLES = integers("table_b", "table_h")
-DATA = Group(
-    dict.fromkeys(_POINTERS, "*i32")
-    | {"keys_seen": "*i8", "dense": "*i8"}
-    | _TABLES
-    | dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), "i64"),
-    dict.fromkeys(_POINTERS, ANY_ADDRESS),
-)
+DATA = Group(dict.fromkeys(_POINTERS, "*i32") | {"keys_seen": "*i8"} | _TABLES, dict.fromkeys(_POINTERS, ANY_ADDRESS))
 """The tensors of a mask that is data, see `device.table_tile_schedule`; their addresses need no alignment."""
 
 DROPOUT = shared.dropout(ANY_ADDRESS)
@@ -85,9 +79,10 @@ class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
-    HAS_DENSE: there is a dense mask, see `DATA`; VARLEN_ROWS: padded rows per row block of a varlen layout, 0 without
-    one; HAS_RANGES: some form `is_range`; SHARED: how many of the mask's per-query vectors are in shared memory, from
-    the first; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
+    HAS_DENSE: the kernel reads mask bits, see `data.BackwardData`; VARLEN_ROWS: padded rows per row block of a varlen
+    layout, 0 without one; HAS_RANGES: some form `is_range`; BY_HEAD: each query head has vectors of its own; SHARED:
+    how many of the mask's per-query vectors are in shared memory, from the first; FORMS, Q_ROWS, KV_ROWS, QUERIES,
+    KEYS: see `common.relations.Layout`.
     """
 
     HAS_LO: bool
@@ -96,6 +91,7 @@ class MaskKind(NamedTuple):
     HAS_DENSE: bool
     VARLEN_ROWS: int
     HAS_RANGES: bool
+    BY_HEAD: bool
     SHARED: int
     FORMS: tuple[form.Form, ...]
     Q_ROWS: tuple[int, ...]

@@ -23,7 +23,7 @@ from ....upstream.triton_compiler import ASTSource
 from ...common import score
 from ...common.arguments import Group
 from ...common.compiling import COLUMNS, TYPES, columns, compile_kernel, descriptor, schedule_module
-from ...common.relations import layout
+from ...common.relations import Layout, layout
 from ..family import FAMILY
 from ..kernel_configs import BACKWARD_CONFIGS, dims_of_tile
 from ..shared import arguments as shared
@@ -173,9 +173,9 @@ class Kernels:
     def _mask(self) -> arguments.MaskKind:
         p = self.of
         even = p.even_kv and self.schedule.parts == 1
-        vectors = layout(p.traits)
+        vectors = Layout.of(()) if p.traits.of_pairs else layout(p.traits)  # bits of pairs include what vectors say
         return arguments.MaskKind(
-            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges,
+            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges, p.traits.by_head,
             min(vectors.QUERIES, self.config.shared_vectors), **vectors._asdict(),
         )  # fmt: skip
 

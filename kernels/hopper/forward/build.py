@@ -259,7 +259,8 @@ class Kernels:
         p, traits = self.of, self.of.traits
         return arguments.MaskKind(
             *p.bounds, p.even_kv and not traits.varlen, from_the_end(traits.has_lo, p.has_dense), p.has_dense,
-            p.segment_ids_ahead, p.half_tiles, p.layout.has_ranges, p.layout.reads_positions, **p.layout._asdict(),
+            p.segment_ids_ahead, p.half_tiles, p.layout.has_ranges, traits.by_head,
+            p.layout.reads_positions, **p.layout._asdict(),
         )  # fmt: skip
 
     @property

@@ -29,10 +29,10 @@ class ForwardData(NamedTuple):
     """The tensors that the forward kernel reads for a mask that is data, in addition to the band; see `listed`.
 
     A query sees a key only if all relations of the mask show it; under a dense mask, if the bit of the pair is set.
-    `tables` is the batch size, or batch size times q heads if the dense mask differs between heads.
+    `tables` is the batch size, or batch size times q heads if the mask differs between heads.
 
     Args:
-        q_vectors, kv_vectors: int32 [batch, vectors, q_len] and [batch, vectors, kv_len], contiguous, such as segment
+        q_vectors, kv_vectors: int32 [tables, vectors, q_len] and [tables, vectors, kv_len], contiguous, such as segment
             ids, see `MaskTables`; None without vectors, and under a dense mask.
         keys_seen: bool [batch, tables / batch, kv_len], contiguous: whether some query sees the key.  Rows of v where
             it is false may hold anything.
@@ -113,14 +113,14 @@ class ForwardData(NamedTuple):
         Raises:
             ArgumentError: a tensor has another shape, layout, dtype or device, or there are too many kv tiles.
         """
-        by_head = self.seen_bits is not None and self.counts is not None and len(self.counts) == work.batch * work.heads
+        by_head = self.counts is not None and len(self.counts) == work.batch * work.heads
         tables = work.heads if by_head else 1
         if work.n_kv > 1 << 16:
             allowed = f"at most 2**16 tiles of {work.block_kv} keys where the mask is data"
             raise ArgumentError("key", (work.kv_len,), allowed)
         rows, row = (work.batch * tables, work.n_q), int(ROWS.value)
         shapes: Sequence[tuple[int, ...]] = (
-            (work.batch, layout.QUERIES, work.q_len), (work.batch, layout.KEYS, work.kv_len),
+            (rows[0], layout.QUERIES, work.q_len), (rows[0], layout.KEYS, work.kv_len),
             (work.batch, tables, work.kv_len), rows, (*rows, work.n_kv),
             (rows[0], -(-work.q_len // row), work.n_kv, 2 * row, seen_words(work.block_kv)),
             (1 + self._most_q_tiles(work), WORDS), (work.q_len // ROW_BLOCK,), (1 + work.batch,),

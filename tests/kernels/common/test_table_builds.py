@@ -21,6 +21,8 @@ MASKS = [
     "keys(0)",
     "causal & segments(0,1)",
     "interval(0,none,none)",
+    "causal & head_interval(0,none)",
+    "causal & segments(0,1) & keys(2) & head_interval(3,4)",
     "causal & dilated(0,1)",
     "causal & segments(0,1) & keys(2) & interval(3,4,5)",
     "band(-5,70) & segments(0,0) & dense(1)",
@@ -29,12 +31,13 @@ MASKS = [
 
 def operands(mask: Mask) -> list[Tensor]:
     """Tensors for all that a mask reads."""
-    shapes = {"keys": (BATCH, LENGTH), "dense": (BATCH, HEADS, LENGTH, LENGTH)}
+    by_head = (BATCH, HEADS, LENGTH)
+    shapes = {"keys": (BATCH, LENGTH), "dense": (*by_head, LENGTH), "head_interval": (*by_head, 1)}
     names = {
         operand.index: component.NAME for component in mask.components.values() for operand in component.given.values()
     }
     return [
-        torch.ones(shapes[name], dtype=torch.bool) if name in shapes else torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+        torch.ones(shapes.get(name, (BATCH, LENGTH)), dtype=torch.bool if name in ("keys", "dense") else torch.int64)
         for _, name in sorted(names.items())
     ]
 

@@ -34,6 +34,7 @@ from ...support.table_words import values_of
 COUNTS = {
     "vectors": (1, 3),
     "intervals": (2, 12),
+    "head_intervals": (4, 30),
     "dilations": (1, 12),
     "documents": (4, 40),
     "documents_of_masks": (6, 60),

@@ -16,8 +16,10 @@ STARTS = Traits(has_lo=True, components=("interval",))
 COMPARED = Traits(components=("interval",), numbers=True)
 BOTH = Traits(has_lo=True, components=("interval", "segments"))
 DILATED = Traits(has_lo=True, components=("dilated",))
+BY_HEAD = Traits(has_lo=True, components=("head_interval",))
 THREE = Traits(components=("segments", "interval", "dilated"))
 CASES = [((64, 64), BOTH), ((128, 128), STARTS), ((192, 128), COMPARED), ((192, 128), BOTH), ((256, 256), STARTS)]
+CASES += [((64, 64), BY_HEAD), ((128, 128), BY_HEAD), ((256, 256), BY_HEAD)]
 CASES += [((64, 64), DILATED), ((128, 128), DILATED), ((192, 128), DILATED), ((192, 128), THREE)]
 SPILLED = {((192, 128), THREE): 520}
 """Bytes per thread, 420 in other cases."""

@@ -13,6 +13,7 @@ CASES = [
     "dense(0)/scale=0.25/bias=1;db;two_pass;float32",
     "causal & dilated(0,1)/scale=0.25;pe;two_pass;float32",
     "dilated(0,1)/scale=0.25;ne;spt;float32",
+    "causal & segments(1,1) & head_interval(0,none)/scale=0.25;Li;two_pass;float32",
     "causal/scale=0.25/slopes=0;s;two_pass;float32",
     "band(-9,30)/scale=0.25/softcap=2.0/slopes=0;S;spt;float32",
 ]
@@ -21,6 +22,8 @@ MORE = [
     "causal & segments(0,0)/scale=0.25/bias=1/slopes=2/grad_logsumexp=3;ibSg;two_pass;float32",
     "causal/scale=0.25/slopes=0/sinks=1;sr;spt;float32",
     "interval(0,1,none)/scale=0.25;lu;spt;float32",
+    "head_interval(0,1)/scale=0.25/sinks=2;LUr;spt;float32",
+    "causal & head_interval(none,0)/scale=0.25/bias=1;Ub;two_pass;float16",
     "interval(none,0,0)/scale=0.25/sinks=1;nr;two_pass;float32",
     "interval(0,none,none)/scale=0.25/grad_logsumexp=1;lg;two_pass;float32",
     "causal & interval(0,none,none)/scale=0.25;l;two_pass;float32",

@@ -12,7 +12,7 @@ from torch import Tensor
 from dash_inductor.kernels.common import relations
 from dash_inductor.kernels.common.mask_data import MaskData
 from dash_inductor.kernels.reference import tables
-from dash_inductor.model import AttentionSpec, Band, Bias, Interval, Mask, Operand, Segments, Site
+from dash_inductor.model import AttentionSpec, Band, Bias, HeadInterval, Interval, Mask, Operand, Segments, Site
 from dash_inductor.operators.attention import attention_backward, attention_forward
 from dash_inductor.planning import planner
 
@@ -87,6 +87,17 @@ def test_an_interval_beside_segments() -> None:
     mask = Mask(segments=Segments(Operand(0), Operand(0)), interval=Interval(Operand(1), None))
     shown = (ids[:, None, :, None] == ids[:, None, None]) & (found["lo"][:, None, :, None] <= KV)
     check(AttentionSpec(mask, DIM**-0.5), [ids, found["lo"]], shown)
+
+
+@pytest.mark.parametrize("sides", ["lo", "hi", "lo hi"])
+def test_intervals_by_head(sides: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lo = torch.randint(-3, LENGTH, (BATCH, Q_HEADS, LENGTH, 1), generator=generator)
+    hi = torch.randint(9, LENGTH, (1, Q_HEADS, 1, 1), generator=generator)
+    of = {name: Operand(i) for i, name in enumerate(sides.split())}
+    mask = Mask(Band(0), HeadInterval(of.get("lo"), of.get("hi")))
+    shown = (Q >= KV) & ("lo" not in of or lo <= KV) & ("hi" not in of or hi >= KV)
+    check(AttentionSpec(mask, DIM**-0.5), [{"lo": lo, "hi": hi}[name] for name in of], shown)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 3.0, 50.0])

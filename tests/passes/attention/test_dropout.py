@@ -436,8 +436,8 @@ def test_of_one_forward_those_backwards_are_not_replaced_that_need_ours(second: 
     assert (counts[SEED], counts[FORWARD], counts[BACKWARD]) == (0, 0, int(not p))
 
 
-TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8], [2, 5, 6, 7])}
-"""The parts of `MaskTables` for forward and backward: of a dense mask the forward reads bits, the backward the mask."""
+TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8], [2, 5, 6, 7, 9])}
+"""The parts of `MaskTables` for forward and backward; of a dense mask both read bits of their own."""
 
 
 @pytest.mark.parametrize("mask", TABLES)

@@ -125,7 +125,12 @@ class BandMask:
         return packed_tile
 
     @gluon.jit
-    def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def ask(self, packed_tile, PIECE: gl.constexpr):
+        """Returns what `applied` needs from memory: nothing."""
+        return packed_tile
+
+    @gluon.jit
+    def applied(self, p, _asked, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities [keys, queries] of a piece of an iteration's q tile, with zeros where the mask
         hides the key.
 

@@ -39,9 +39,10 @@ class TableTileSchedule:
     """The tile schedules of a head, read from tables, and the other tensors that the mask reads.
 
     data: the group `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
-    [batch, QUERIES, q_len]; kv_vectors: int32 [batch, KEYS, kv_len]; both are read by the mask's relations.  keys_seen:
-    bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, dense: bytes [batch, q_heads, q_len,
-    kv_len], strides dense_b, dense_h, dense_i and dense_j; 0 hides the key.
+    [elements, QUERIES, q_len]; kv_vectors: int32 [elements, KEYS, kv_len]; both are read by the mask's relations, see
+    `element`.  keys_seen:
+    bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, seen_bits: int32 [tables, n_kv, n_q, words,
+    threads], see Note [Seen bits] in schedule/table_tile_schedule.py, in place of vectors.
 
     In shared memory, for the steps whose dO is there: packed_tiles, a ring of packed tile ids; step_vectors, a ring of
     the first MASK.SHARED vectors of their queries, in pieces as dO, with the vectors of a piece one after the other.
@@ -65,12 +66,12 @@ class TableTileSchedule:
     @gluon.jit
     def steps(self, kv):
         """Returns the number of iterations (visited q tiles) of kv tile `kv`; 0 past the last kv tile."""
-        steps = gl.load(self.data.visits + self._row(self._existing(kv)))
+        steps = gl.load(self.data.visits + self.row(self._existing(kv)))
         return gl.where(kv * self.work.BLOCK_KV < self.work.kv_len, steps, 0)
 
     @gluon.jit
     def packed_tile(self, step, kv):
-        return gl.load(self.data.packed_tiles + (self._row(kv) * self.work.n_q + step))
+        return gl.load(self.data.packed_tiles + (self.row(kv) * self.work.n_q + step))
 
     @gluon.jit
     def q_tile(self, packed_tile):
@@ -91,7 +92,7 @@ class TableTileSchedule:
         """
         n_q = self.work.n_q
         return gl.load(
-            self.data.packed_tiles + (self._row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True
+            self.data.packed_tiles + (self.row(self._existing(kv)) * n_q + gl.minimum(step, n_q - 1)), volatile=True
         )
 
     @gluon.jit
@@ -107,8 +108,7 @@ class TableTileSchedule:
     def hidden_keys(self, kv):
         """Returns int32 [BLOCK_KV]: 1 for keys of kv tile `kv` that no query sees; called by the producer."""
         work = self.work
-        row = work.batch * self.data.table_b + work.q_head() * self.data.table_h
-        return unseen_keys(self.data.keys_seen, row, self._existing(kv), work.kv_len, work.BLOCK_KV)
+        return unseen_keys(self.data.keys_seen, self._table(), self._existing(kv), work.kv_len, work.BLOCK_KV)
 
     @gluon.jit
     def has_blind(self, packed_tile):
@@ -129,7 +129,7 @@ class TableTileSchedule:
             rows = self.q_tile(packed_tile) * work.BLOCK_Q + gl.arange(0, ROWS, gl.BlockedLayout([1], [32], [1], [0]))
             for piece in gl.static_range(PIECES):
                 positions = gl.minimum(rows + piece * ROWS, work.q_len - 1)  # past the end P is zero whatever they have
-                vectors = self.data.q_vectors + (QUERIES * work.batch * work.q_len + positions)
+                vectors = self.data.q_vectors + (QUERIES * self.element() * work.q_len + positions)
                 for i in gl.static_range(self.MASK.SHARED):
                     own = self.step_vectors.index(self.MASK.SHARED * (stage * PIECES + piece) + i)
                     begin_copy(own, vectors + i * work.q_len)
@@ -144,11 +144,11 @@ class TableTileSchedule:
         of_keys = ()
         for i in gl.static_range(self.MASK.KEYS):  # past the end there is what no query sees
             vector = gl.load(
-                self.data.kv_vectors + ((self.MASK.KEYS * work.batch + i) * work.kv_len + keys),
+                self.data.kv_vectors + ((self.MASK.KEYS * self.element() + i) * work.kv_len + keys),
                 mask=keys < work.kv_len, other=-1,
             )  # fmt: skip
             of_keys = of_keys + (vector,)
-        return TableMask(self, kv, of_keys)
+        return TableMask(self, kv, of_keys, LAYOUT)
 
     @gluon.jit
     def _existing(self, kv):
@@ -156,24 +156,35 @@ class TableTileSchedule:
         return gl.minimum(kv, (self.work.kv_len + self.work.BLOCK_KV - 1) // self.work.BLOCK_KV - 1)
 
     @gluon.jit
-    def _row(self, kv):
+    def row(self, kv):
         """Returns the index of kv tile `kv` among the kv tiles of all tables."""
-        work = self.work
-        n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
-        table = work.batch * self.data.table_b + work.q_head() * self.data.table_h
-        return table * n_kv + kv
+        n_kv = (self.work.kv_len + self.work.BLOCK_KV - 1) // self.work.BLOCK_KV
+        return self._table() * n_kv + kv
+
+    @gluon.jit
+    def _table(self):
+        return self.work.batch * self.data.table_b + self.work.q_head() * self.data.table_h
+
+    @gluon.jit
+    def element(self):
+        """Returns the index of the head's vectors: its table, or its batch element where heads share the vectors."""
+        if self.MASK.BY_HEAD:
+            return self._table()
+        else:
+            return self.work.batch
 
 
 @aggregate
 class TableMask:
-    """Tests which pairs in kv tile `kv` the mask shows, element by element: band, relations and dense mask combined.
+    """Tests which pairs in kv tile `kv` the mask shows, element by element: by band and relations, or by bits.
 
-    of_keys: the mask's vectors of the tile's keys, each int32 [BLOCK_KV], in registers.
+    of_keys: the mask's vectors of the tile's keys, each int32 [BLOCK_KV], in registers.  LAYOUT: that of scores.
     """
 
     tile_schedule: TableTileSchedule
     kv: gl.tensor
     of_keys: gl.tuple
+    LAYOUT: gl.constexpr
 
     @gluon.jit
     def q_tile(self, packed_tile):
@@ -187,50 +198,59 @@ class TableMask:
         return read_int32(self.tile_schedule.packed_tiles, stage)
 
     @gluon.jit
-    def applied(self, p, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
+    def ask(self, packed_tile, PIECE: gl.constexpr):
+        """Loads what `applied` needs from memory: with a dense mask, the words of bits of the piece, int32 [threads],
+        zeros where the mask does not cut the tile.
+        """
+        if self.tile_schedule.MASK.HAS_DENSE:
+            return self._words(packed_tile, PIECE)
+        else:
+            return packed_tile
+
+    @gluon.jit
+    def _words(self, packed_tile, PIECE: gl.constexpr):
+        schedule = self.tile_schedule
+        THREADS: gl.constexpr = threads_of(self.LAYOUT)
+        WORDS: gl.constexpr = max(1, schedule.work.BLOCK_KV * schedule.work.BLOCK_Q // THREADS // 32)
+        WORD: gl.constexpr = min(PIECE, WORDS - 1)
+        places = gl.arange(0, THREADS, _one_for_each_thread(THREADS)) + WORD * THREADS
+        pair = schedule.row(here(self.kv)) * schedule.work.n_q + schedule.q_tile(packed_tile)
+        start = schedule.data.seen_bits + pair.to(gl.int64) * (WORDS * THREADS)
+        return gl.load(start + places, mask=packed_tile >> MASKED != 0, other=0)
+
+    @gluon.jit
+    def applied(self, p, asked, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
         """Returns `p`, the probabilities [keys, queries] of a piece of an iteration's q tile, with zeros where the mask
         hides the key.
 
-        PIECE: the index of the piece; CUT: None, because only the packed tile id says whether the mask cuts the tile.
+        asked: the result of `ask`; PIECE: the index of the piece; CUT: None, because only the packed tile id says
+        whether the mask cuts the tile.
         """
         gl.static_assert(CUT is None)
         if packed_tile >> MASKED != 0:
-            work = self.tile_schedule.work
-            columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
-            keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
-            q_row = self.tile_schedule.q_tile(packed_tile) * work.BLOCK_Q + PIECE * p.shape[1]
-            queries = gl.arange(0, p.shape[1], columns)
-            rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
-            piece = stage * (work.BLOCK_Q // p.shape[1]) + PIECE
-            p = gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
             if self.tile_schedule.MASK.HAS_DENSE:
-                p = gl.where(self._dense(q_row, queries, rows) != 0, p, 0.0)
+                p = keep_seen(p, asked, PIECE)
+            else:
+                p = self._of_vectors(p, packed_tile, stage, PIECE)
         return p
 
     @gluon.jit
-    def _dense(self, q_row, columns, rows):
-        """Loads the dense mask of a piece, int32 [keys, queries]; indices past the lengths are clamped.
-
-        The loads are unconditional, because a condition would occupy a register until they have completed.
-        """
-        tile_schedule = self.tile_schedule
-        work = tile_schedule.work
-        keys = gl.expand_dims(gl.minimum(rows, work.kv_len - 1), 1).to(gl.int64)
-        queries = gl.expand_dims(gl.minimum(q_row + columns, work.q_len - 1), 0).to(gl.int64)
-        batch, q_head = here(work.batch), here(work.q_head())
-        start = (
-            tile_schedule.data.dense
-            + batch.to(gl.int64) * tile_schedule.data.dense_b
-            + q_head.to(gl.int64) * tile_schedule.data.dense_h
-        )
-        return gl.load(start + keys * tile_schedule.data.dense_j + queries * tile_schedule.data.dense_i).to(gl.int32)
+    def _of_vectors(self, p, packed_tile, stage, PIECE: gl.constexpr):
+        work = self.tile_schedule.work
+        columns: gl.constexpr = gl.SliceLayout(0, p.type.layout)
+        keys: gl.constexpr = gl.SliceLayout(1, p.type.layout)
+        q_row = self.tile_schedule.q_tile(packed_tile) * work.BLOCK_Q + PIECE * p.shape[1]
+        queries = gl.arange(0, p.shape[1], columns)
+        rows = here(self.kv) * work.BLOCK_KV + gl.arange(0, work.BLOCK_KV, keys)
+        piece = stage * (work.BLOCK_Q // p.shape[1]) + PIECE
+        return gl.where(self._sees(q_row, queries, rows, piece), p, 0.0)
 
     @gluon.jit
     def _vector(self, INDEX: gl.constexpr, q_row, columns):
         """Loads a vector of the queries of a piece from global memory, int32 [queries]; see `_sees`."""
         work = self.tile_schedule.work
         queries = q_row + columns
-        row = self.tile_schedule.MASK.QUERIES * here(work.batch) + INDEX
+        row = self.tile_schedule.MASK.QUERIES * here(self.tile_schedule.element()) + INDEX
         return gl.load(
             self.tile_schedule.data.q_vectors + (row * work.q_len + queries),
             mask=queries < work.q_len, other=0,
@@ -269,6 +289,71 @@ class TableMask:
         if tile_schedule.MASK.HAS_RANGES:
             return keep  # ranges end where band and keys do
         return within_band(keep, work, q_row, columns, rows, tile_schedule.MASK)
+
+
+@gluon.constexpr_function
+def threads_of(layout):
+    """Returns the number of threads of the scores' layout."""
+    along_rows, along_columns = layout.warps_per_cta
+    return 32 * along_rows * along_columns
+
+
+@gluon.constexpr_function
+def _one_for_each_thread(threads):
+    """Returns the layout of a vector that has one element for each thread, in their order."""
+    lanes = [[1 << i] for i in range(5)]
+    warps = [[32 << i] for i in range((threads // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout([], lanes, warps, [], [threads])
+
+
+@gluon.jit
+def keep_seen(p, words, PIECE: gl.constexpr):
+    """Returns the probabilities `p`, [keys, queries], with zeros where their bit in `words`, [threads], is zero.
+
+    Note [Seen bits] in schedule/table_tile_schedule.py says which bit belongs to which.  PIECE: the index of the piece
+    of the q tile; pieces with fewer than 32 bits for a thread share a word.
+    """
+    THREADS: gl.constexpr = words.shape[0]
+    BLOCK_KV: gl.constexpr = p.shape[0]
+    COUNT: gl.constexpr = BLOCK_KV * p.shape[1] // THREADS
+    ALONG_ROWS: gl.constexpr = BLOCK_KV // 16
+    ALONG_COLUMNS: gl.constexpr = THREADS // 32 // ALONG_ROWS
+    FIRST: gl.constexpr = PIECE * COUNT % 32
+    bits = gl.full(words.shape, 1 << FIRST, gl.int32, words.type.layout)
+    for i in gl.static_range(COUNT.bit_length() - 1):  # one dimension more for each digit of a bit's number
+        words = gl.join(words, words)
+        bits = gl.join(bits, bits << (COUNT >> (i + 1)))
+    words = _as_scores(words, p, ALONG_COLUMNS)
+    return _keep_set(p, words, _as_scores(bits, p, ALONG_COLUMNS))
+
+
+@gluon.jit
+def _as_scores(parts, p, ALONG_COLUMNS: gl.constexpr):
+    """Returns the element of `parts`, [threads, 2, 2, ...], that belongs to each probability: [keys, queries]."""
+    ROWS: gl.constexpr = p.shape[0]
+    COLUMNS: gl.constexpr = p.shape[1]
+    parts = parts.reshape([ALONG_COLUMNS, ROWS // 16, 8, 4, COLUMNS // ALONG_COLUMNS // 8, 2, 2])
+    parts = parts.permute([1, 5, 2, 0, 4, 3, 6]).reshape([ROWS, COLUMNS])
+    return gl.convert_layout(parts, p.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _keep_set(p, words, bit):
+    """Returns `p` where a word has this bit, a constant, else 0; as one operation, as `keep_between`."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 %seen;
+        .reg .pred %keep;
+        and.b32 %seen, $2, $3;
+        setp.ne.b32 %keep, %seen, 0;
+        selp.f32 $0, $1, 0f00000000, %keep;
+        }""",
+        "=f,f,r,r",
+        [p, words, bit],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -84,9 +84,17 @@ class ListedMask:
     def table(self, b, head):
         """Returns the index (int32) of the table of packed tile ids for a batch element `b` and query head.
 
-        Without a dense mask that differs between heads, all heads of a batch element use one table.
+        If the mask does not differ between heads, all heads of a batch element use one table.
         """
         return b * self.arguments.tables + head % self.arguments.tables
+
+    @gluon.jit
+    def element_of(self, b, head):
+        """Returns the index (int32) of the mask's vectors for a batch element and query head."""
+        if self.MASK.BY_HEAD:
+            return self.table(b, head)
+        else:
+            return b
 
     @gluon.jit
     def packed_tiles_of(self, work, b, head, q_tile):
@@ -99,34 +107,34 @@ class ListedMask:
         return self.arguments.steps_ptr + row * kv_tiles, gl.load(self.arguments.counts_ptr + row)
 
     @gluon.jit
-    def segment_ids(self, work, like, b, rows, kv):
+    def segment_ids(self, work, like, element, rows, kv):
         """Loads the mask's vectors for the queries `rows` and for the keys of kv tile `kv`: (a tuple of int32 [ROWS],
         one of int32 [BLOCK_KV]).
 
         like: a tensor in the layout of the scores [ROWS, BLOCK_KV], along whose rows and columns the vectors are
-        distributed.
+        distributed.  element: the vectors' index, see `element_of`.
         """
         row_exists = (rows >= 0) & (rows < work.q_len)
-        of_element = b.to(gl.int64) * work.q_len
+        of_element = element.to(gl.int64) * work.q_len
         queries = ()
         for i in gl.static_range(self.MASK.QUERIES):
             pointers = self.arguments.q_vectors + self.MASK.QUERIES * of_element + rows
             queries = queries + (gl.load(pointers + i * work.q_len, mask=row_exists, other=0),)
         keys = ()
         for i in gl.static_range(self.MASK.KEYS):
-            vector = b.to(gl.int64) * self.MASK.KEYS + i
+            vector = element.to(gl.int64) * self.MASK.KEYS + i
             keys = keys + (_of_keys(self.arguments.kv_vectors, work, like, vector, kv),)
         return queries, keys
 
     @gluon.jit
-    def hide(self, work, s, segment_ids, b, rows, kv):
+    def hide(self, work, s, segment_ids, element, rows, kv):
         """Returns the scores of kv tile `kv`, fp32 [ROWS, BLOCK_KV], set to -inf where a relation hides the key.
 
         The band is not applied here.  segment_ids: what the method `segment_ids` returns, or None if it has not been
         called yet.
         """
         if segment_ids is None:
-            segment_ids = self.segment_ids(work, s, b, rows, kv)
+            segment_ids = self.segment_ids(work, s, element, rows, kv)
         of_queries, of_keys = segment_ids
         queries, keys = (), ()
         for i in gl.static_range(self.MASK.QUERIES):

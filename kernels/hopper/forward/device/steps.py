@@ -127,18 +127,18 @@ def sum_with(score, p, total, shrink):
 
 
 @gluon.jit
-def masked(work, data, s, segment_ids, b, rows, kv):
+def masked(work, data, s, segment_ids, element, rows, kv):
     """Returns scores of kv tile `kv`, or of its first keys, with -inf where band or relations hide the key from the
     row.
 
-    b: batch element; rows: the queries; segment_ids: see `listed.ListedMask.hide`.
+    element: see `listed.ListedMask.element_of`; rows: the queries; segment_ids: see `listed.ListedMask.hide`.
     """
     if COMPUTES_EARLY:
         kv = not_before(kv)
     if (work.HAS_LO or work.HAS_HI or not work.EVEN_KV) and not data.MASK.HAS_RANGES:
         s = _in_band(work, s, rows, kv)
     if len(data.MASK.FORMS) > 0:
-        s = data.hide(work, s, segment_ids, b, rows, kv)
+        s = data.hide(work, s, segment_ids, element, rows, kv)
     return s
 
 
@@ -224,7 +224,7 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
     if data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, masks)
     elif data.SEGMENT_IDS_AHEAD > 0:
-        segment_ids = data.segment_ids(work, zero, b, rows, kv)
+        segment_ids = data.segment_ids(work, zero, data.element_of(b, head), rows, kv)
     stage = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, stage, zero)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -236,7 +236,7 @@ def first_step(work, data, drops, shared, score, zero, here, kv, masks, it, m, t
             s = hide(s, shown)
     elif HIDES:
         if masks:
-            s = masked(work, data, s, segment_ids, b, rows, kv)
+            s = masked(work, data, s, segment_ids, data.element_of(b, head), rows, kv)
     return softmax(work, score, s, far, m, total, HIDES)
 
 
@@ -258,7 +258,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     if masks and data.HAS_DENSE:
         shown = ask(work, data, b, head, block, kv, True)
     elif masks and data.SEGMENT_IDS_AHEAD > 1:
-        segment_ids = data.segment_ids(work, zero, b, rows, kv)
+        segment_ids = data.segment_ids(work, zero, data.element_of(b, head), rows, kv)
     stage = wait_for(shared.k_full, it, shared.STAGES)
     s = begin_scores(shared, q_tile, stage, zero)
     if drops.GIVEN:
@@ -278,7 +278,7 @@ def next_step(work, data, drops, shared, score, zero, here, kv_before, kv, masks
     elif masks:
         if data.GIVEN:  # the registers of P have to hold segment ids
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        s = masked(work, data, s, segment_ids, b, rows, kv)
+        s = masked(work, data, s, segment_ids, data.element_of(b, head), rows, kv)
     p, m, total, shrink = softmax(work, score, s, far, m, total, masks)
     p = as_left(p, shared.k.dtype, shared.v.shape[2])
     acc, p = warpgroup_mma_wait(0, deps=(acc, p))  # P too: it crosses the loop as it is, packed

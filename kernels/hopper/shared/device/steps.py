@@ -46,6 +46,7 @@ def probabilities(mask, drops, score, s, lse, packed_tile, stage, PIECE: gl.cons
     packed tile id says so.
     """
     columns: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    asked = mask.ask(packed_tile, PIECE)
     if score.BOUNDED:
         s, far = score.begun(s, False)
         p, slope = score.powers_and_slopes(s, far, gl.expand_dims(lse.load(columns), 0))
@@ -53,7 +54,7 @@ def probabilities(mask, drops, score, s, lse, packed_tile, stage, PIECE: gl.cons
         p = gl.exp2(s * score.factor - gl.expand_dims(lse.load(columns), 0))
         slope = p
     return drops.marked(
-        mask.applied(p, packed_tile, stage, PIECE, CUT), mask.q_tile(packed_tile), mask.kv, PIECE
+        mask.applied(p, asked, packed_tile, stage, PIECE, CUT), mask.q_tile(packed_tile), mask.kv, PIECE
     ), slope
 
 

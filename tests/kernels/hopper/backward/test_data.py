@@ -126,16 +126,13 @@ def test_arguments(name: str, schedule: str) -> None:
         main = dict(zip(DATA.names, found["data"], strict=True))
         finish = dict(zip(CONTRIBUTIONS.names, found["contributions"], strict=True))
         assert found["varlen_layout"] is None
-        by_head = data.dense is not None and dense_heads == 4
+        by_head = data.seen_bits is not None and dense_heads == 4
         assert (main["table_b"], main["table_h"]) == ((4, 1) if by_head else (1, 0))
         assert (finish["table_b"], finish["table_h"]) == (main["table_b"], main["table_h"])
         pointers = {n: 0 if t is None else t.data_ptr() for n, t in zip(data._fields, data, strict=True)}
-        assert {n: main[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")} == {
-            n: pointers[n] for n in ("visits", "q_vectors", "kv_vectors", "keys_seen", "dense")
-        }
+        names = "visits", "q_vectors", "kv_vectors", "keys_seen", "seen_bits"
+        assert {n: main[n] for n in names} == {n: pointers[n] for n in names}
         assert (main["packed_tiles"], finish["contributions"]) == (pointers["steps"], pointers["contributions"])
-        strides = main["dense_b"], main["dense_h"], main["dense_i"], main["dense_j"]
-        assert strides == ((0, 0, 0, 0) if data.dense is None else (0, 800 * by_head, 40, 1))
 
 
 BAD = {
@@ -146,24 +143,25 @@ BAD = {
     "visits": [lambda t: t[:1], lambda t: t[:, 1:], lambda t: t.long()],
     "steps": [lambda t: t[:, :, :-1], lambda t: t.flatten(1), lambda t: t.mT.contiguous().mT],
     "contributions": [lambda t: t[:1], lambda t: t.long()],
-    "dense": [lambda t: None, lambda t: t.int(), lambda t: t[:, :, :-1], lambda t: t.expand(3, 1, 20, 40),
-              lambda t: t[0]],
+    "seen_bits": [lambda t: None, lambda t: t.long(), lambda t: t[:, :, :-1], lambda t: t[:1], lambda t: t[0]],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_other_tensors_are_refused(name: str) -> None:
-    data, tile_schedule = sample(MASKS["both"])
-    Arguments.of(AttentionSpec(MASKS["both"], 1.0), data, tile_schedule, CPU)
+    mask = MASKS["segment_ids" if "vectors" in name else "both"]
+    data, tile_schedule = sample(mask)
+    Arguments.of(AttentionSpec(mask, 1.0), data, tile_schedule, CPU)
     for change in BAD[name]:
         bad = data._replace(**{name: change(getattr(data, name))})
         with pytest.raises(ArgumentError, match=rf"data\.{name}"):
-            Arguments.of(AttentionSpec(MASKS["both"], 1.0), bad, tile_schedule, CPU)
+            Arguments.of(AttentionSpec(mask, 1.0), bad, tile_schedule, CPU)
 
 
-@pytest.mark.parametrize(("mask", "name"), [("segment_ids", "dense"), ("dense", "q_vectors")])
+@pytest.mark.parametrize(("mask", "name"), [("segment_ids", "seen_bits"), ("dense", "q_vectors")])
 def test_tensors_that_the_mask_lacks_are_refused(mask: str, name: str) -> None:
-    data, tile_schedule = sample(MASKS["both"])
+    other, tile_schedule = sample(MASKS["both" if name == "seen_bits" else "segment_ids"])
+    data = sample(MASKS[mask])[0]._replace(**{name: getattr(other, name)})
     with pytest.raises(ArgumentError, match=rf"data\.{name}"):
         Arguments.of(AttentionSpec(MASKS[mask], 1.0), data, tile_schedule, CPU)
 
@@ -193,25 +191,20 @@ def test_extras(drops: bool) -> None:
         return AttentionSpec(mask, 1.0, dropout=Dropout(0.1, Operand(len(mask.operands))) if drops else None)
 
     assert BackwardData.of(spec("causal"), tensors[:drops]) is None
-    cases: list[tuple[str, int, dict[str, Any]]] = [
-        ("causal & keys(0)", 1, {}),
-        ("segments(0,1) & keys(2)", 3, {}),
-        ("segments(0,0) & dense(1)", 2, {"dense": tensors[1]}),
-    ]
-    for text, of_mask, dense in cases:
+    for text, of_mask in (("causal & keys(0)", 1), ("segments(0,1) & keys(2)", 3)):
         operands = of_mask + drops
         data = BackwardData.of(spec(text), tensors[: operands + 6])
         assert data is not None
         assert all(a is b for a, b in zip(data[:6], tensors[operands:], strict=False))
-        assert data.dense is dense.get("dense")
+        assert data.seen_bits is None
         for count in (operands, operands + 5, operands + 7):
             with pytest.raises(ArgumentError, match="extras"):
                 BackwardData.of(spec(text), (tensors * 2)[:count])
-    data = BackwardData.of(spec("dense(0)"), tensors[: 5 + drops])
-    assert data is not None
-    assert data[:2] == (None, None)
-    assert data.dense is tensors[0]
-    assert all(a is b for a, b in zip(data[2:6], tensors[1 + drops :], strict=False))
+    for text, of_mask in (("dense(0)", 1), ("segments(0,0) & dense(1)", 2)):
+        data = BackwardData.of(spec(text), tensors[: of_mask + 5 + drops])
+        assert data is not None
+        assert data[:2] == (None, None)
+        assert all(a is b for a, b in zip(data[2:7], tensors[of_mask + drops :], strict=False))
 
 
 def test_a_mask_of_rows() -> None:
@@ -221,7 +214,7 @@ def test_a_mask_of_rows() -> None:
     data = BackwardData.of(AttentionSpec(mask, 1.0), tensors)
     assert data is not None
     assert all(a is b for a, b in zip(data[:6], tensors[4:], strict=True))
-    assert (data.token_offsets is tensors[2], data.token_counts is tensors[3], data.dense) == (True, True, None)
+    assert (data.token_offsets is tensors[2], data.token_counts is tensors[3], data.seen_bits) == (True, True, None)
 
     tile_schedule = closed("spt", mask.band, 256, 256, 1, 4)
     segment_ids = segment_ids_of(mask.band, 256, 256, ("packed",))

@@ -66,9 +66,8 @@ class DataLaunch(Launch):
         return replace(super().specialisation(), even_kv=False, traits=traits_of(self.mask, segment_ids=True))
 
     def data_arguments(self) -> dict[str, dict[str, Any]]:
-        names = "visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "dense"
-        strides = dict.fromkeys(("dense_b", "dense_h", "dense_i", "dense_j"), 0)
-        return {"data": {name: Pointer(name) for name in names} | strides | {"table_b": 1, "table_h": 0}}
+        names = "visits", "packed_tiles", "q_vectors", "kv_vectors", "keys_seen", "seen_bits"
+        return {"data": {name: Pointer(name) for name in names} | {"table_b": 1, "table_h": 0}}
 
     def run(self, *args: Any, **how: Any) -> Any:
         tensors = {"visits": self.data.visits, "packed_tiles": self.data.steps, "keys_seen": self.data.keys_seen}

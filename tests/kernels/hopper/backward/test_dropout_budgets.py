@@ -103,7 +103,7 @@ def test_pinned() -> None:
 128/128 full ascending bfloat16 group 1 dropout: registers 168, spilled 4/4, shared 214556, in loops 0+0
 128/128 causal bent_fold bfloat16 group 1 dropout: registers 168, spilled 24/36, shared 214572, in loops 2+0
 128/128 full ascending bfloat16 group 1 segments dropout: registers 168, spilled 48/72, shared 215164, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 segments dense dropout: registers 168, spilled 124/168, shared 215164, in loops 6+1
+128/128 causal bent_fold bfloat16 group 1 segments dense dropout: registers 168, spilled 68/104, shared 214636, in loops 10+0
 192/128 full ascending float16 group 1 dropout: registers 168, spilled 136/156, shared 231004, in loops 21+0
 192/128 causal spt bfloat16 group 1 dropout: registers 168, spilled 220/252, shared 231004, in loops 55+8
 256/256 causal spt bfloat16 group 4 dropout: registers 168, spilled 20/36, shared 214184, in loops 0+0""",  # noqa: E501

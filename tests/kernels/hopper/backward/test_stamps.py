@@ -227,7 +227,7 @@ def test_pinned() -> None:
         """\
 64/64 causal symmetric_shift bfloat16 group 1: registers 168, spilled 56/92, shared 199244, in loops 2+0
 128/128 causal bent_fold bfloat16 group 1: registers 168, spilled 0/0, shared 214604, in loops 0+0
-128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 156/212, shared 215212, in loops 10+4
+128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 44/76, shared 214668, in loops 0+0
 256/256 causal spt bfloat16 group 4: registers 168, spilled 20/40, shared 214200, in loops 0+0""",
     )
 
