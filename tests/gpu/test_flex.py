@@ -36,7 +36,7 @@ MASKS = {
     "lengths": "causal & keys(0)",
     "dilated": "causal & dilated(0,1)",
     "heads": "dense(0)",
-    "windows of heads": "dense(0)",
+    "windows of heads": "causal & head_interval(0,none)",
 }
 OF_TWO_LENGTHS = {
     "documents of rows": "causal & segments(0,1)",

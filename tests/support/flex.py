@@ -169,7 +169,7 @@ def mask_mods(data: Data) -> dict[str, tuple[Mod, str]]:
         "dilated": (lambda b, h, q, k: (q >= k) & ((q - k) % 4 == 0), "causal & dilated(0,1)"),
         "pairs": (lambda b, h, q, k: pairs[q, k], "dense(0)"),
         "heads": (lambda b, h, q, k: of_heads[h, q, k], "dense(0)"),
-        "windows of heads": (lambda b, h, q, k: (q >= k) & (q - k < windows[h]), "dense(0)"),
+        "windows of heads": (lambda b, h, q, k: (q >= k) & (q - k < windows[h]), "causal & head_interval(0,none)"),
     }  # fmt: skip
 
 
