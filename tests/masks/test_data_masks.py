@@ -497,14 +497,26 @@ def relative(q, k, m):
     return causal(q, k) & (m[0] != 0)[distance]
 
 
+CHOICES = {differ_by_flag: "interval", hidden_queries: "interval", by_head: "head_interval"}
+"""Masks of bounds that a condition without a key chooses, with the component that they have beside a causal mask."""
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("make", CHOICES, ids=lambda f: f.__name__)
+def test_choices_of_bounds(make, dynamic) -> None:
+    module = trace_mask(make, data(), dynamic=dynamic)
+    found = read_graph(module)
+    assert str(found.components) == f"causal & {CHOICES[make]}"
+    for seed in range(3):
+        q = torch.zeros(3, 2, 20, 4)
+        assert_components_are_the_mask(module, found.components, q, q, data(seed=seed))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "make",
     [
-        differ_by_flag,
         union,
-        hidden_queries,
-        by_head,
         weights,
         relative,
         other_documents,
@@ -736,15 +748,16 @@ def test_a_wrong_rule_for_a_large_plane_is_caught(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("make", [union, by_head, hidden_queries, other_documents, relative])
-def test_gradients_with_dense_masks(make, dynamic) -> None:
+@pytest.mark.parametrize("make", [union, other_documents, relative, *CHOICES])
+def test_gradients_with_dense_masks_and_choices(make, dynamic) -> None:
     numbers = data(length=70)
     function, inputs = attention(make, numbers), tensors(*[(3, 2, 70, 16)] * 3)
     for tensor in (*inputs, numbers) if dynamic else ():
         torch._dynamo.mark_dynamic(tensor, tensor.dim() // 2)
     with capture() as graphs, config.patch(strict=True):
         results = step(graphs.compile(function), inputs)
-    assert [record.mask.endswith("dense(0)") for record in sites()] == [True]
+    (record,) = sites()
+    assert f"{CHOICES.get(make, 'dense')}(0" in record.mask
     assert (graphs.count(FORWARD), graphs.count(BACKWARD), graphs.count(CPU_FORWARD)) == (1, 1, 0)
     assert_as_exact(function, inputs, results)
 

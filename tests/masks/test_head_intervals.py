@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dash_inductor.graph.nodes import op_name
+from dash_inductor.records.records import sites
+
+from ..support.graphs import Shape, cuda_inputs, efficient, rewrite_on, trace
 from ..support.mask_graphs import assert_components_are_the_mask, read_graph, trace_mask
+from .test_drawn_masks import additive
 from .test_recognition import columns, rows
 
 BATCH, HEADS = 3, 5
@@ -67,3 +72,29 @@ def test_drawn_masks(seed: int, dynamic: bool) -> None:
     assert (str(found.components), found.reason) == (text, None)
     assert found.components is not None
     assert_components_are_the_mask(module, found.components, *inputs)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_layers_share_tables_on_hopper() -> None:
+    """The bounds are made of positions and data, once for all layers, and so are the tables."""
+
+    def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, width: Tensor) -> tuple[Any, ...]:
+        def bias() -> Tensor:
+            places = torch.arange(q.shape[2], device=q.device)
+            distance = places.unsqueeze(1) - places
+            shown = (distance >= 0) & (distance < width.view(-1, 1, 1))
+            return additive(shown).to(q.dtype).expand(*q.shape[:3], k.shape[2])
+
+        out, *gradients = efficient(q, k, v, do, bias=bias)
+        return *gradients, *efficient(out, k, v, do, bias=bias)
+
+    def inputs() -> list[Tensor]:
+        query, *others = cuda_inputs(Shape())
+        return [query, *others, torch.empty(query.shape[1], dtype=torch.int64, device="cuda")]
+
+    module = trace(two, inputs)
+    rewrite_on(module.graph)
+    assert [(r.status, r.forward, r.mask) for r in sites()] == [
+        ("replaced", "hopper", "causal & head_interval(0,none)")
+    ] * 2
+    assert [op_name(node) for node in module.graph.nodes].count("dash_inductor::mask_tables") == 1

@@ -117,8 +117,8 @@ def two_documents(q, k):
     [
         (one_element_more, "dense"),
         (one_element_written, "dense"),
-        (some_columns_written, "dense"),
-        (prefix, "dense"),
+        (some_columns_written, "interval"),
+        (prefix, "interval"),
         (first_token_hidden, "causal & keys"),
         (two_documents, "causal & segments"),
         (dilated, "dilated"),

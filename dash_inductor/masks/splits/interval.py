@@ -169,7 +169,7 @@ class Between(FoundComponent):
         """Return this interval with each node n that it reads replaced by ``node(n)``."""
         lo, hi, number = (None if part is None else part.renamed(node) for part in (self.lo, self.hi, self.number))
         assert number is None or isinstance(number, Numbers)
-        return Between(lo, hi, number)
+        return replace(self, lo=lo, hi=hi, number=number)
 
     def compute(self, calculator: Calculator) -> dict[str, Any]:
         """Return the interval's operands by field ("lo", "hi", "number"), except those in `same`.

@@ -85,12 +85,13 @@ class _Graph:
 
     def positions(self, axis: Axis) -> Node:
         tensor, dim = self._length(axis)
-        facts = {"start": 0, "step": 1, "dtype": torch.int64, "device": tensor.meta["val"].device}
-        length = self._size(tensor, dim)
-        ramp = self.emitter.call(
-            prims.iota.default, (length,), facts | {"requires_grad": False}, before=self.before, like=self._mask
-        )
-        return self.call(aten.unsqueeze.default, ramp, 0)
+        device = tensor.meta["val"].device
+        facts = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
+        given = (prims.iota.default, (self._size(tensor, dim),), facts)
+        for node in self.emitter.graph.find_nodes(op="call_function", target=given[0]):
+            if (node.target, node.args, node.kwargs) == given and node < self.before:
+                return self.call(aten.unsqueeze.default, node, 0)
+        return self.call(aten.unsqueeze.default, self.emitter.call(*given, before=self.before, like=self._mask), 0)
 
     def size(self, symbol: sympy.Symbol) -> Any:
         query = self.match.operands.query
