@@ -268,6 +268,7 @@ def _scaled(form: Form, number: float, tensor: Node | None, node: Node) -> Form 
 
 
 def _same_form(a: Form, b: Form) -> bool:
+    """Return whether two forms are the same; their numbers may differ by the order in which factors were multiplied."""
     return a.keys() == b.keys() and all(
         a[part][1] == b[part][1] and math.isclose(a[part][0], b[part][0], rel_tol=1e-6) for part in a
     )

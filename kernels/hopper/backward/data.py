@@ -115,7 +115,7 @@ class Arguments(NamedTuple):
         if tables * p.n_q * p.n_kv >= 1 << 31 or max(p.n_q, p.n_kv) > 1 << TILE_BITS:
             raise ArgumentError("tables, q tiles, kv tiles", (tables, p.n_q, p.n_kv), "fewer: a table has no room")
         vectors, varlen = layout(spec.traits), spec.traits.varlen
-        numbers = tables * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
+        numbers = 0 if of_pairs else tables * max(vectors.QUERIES * p.q_len, vectors.KEYS * p.kv_len)
         if numbers >= 1 << 31:
             raise ArgumentError("numbers of queries or keys", numbers, "fewer than 2**31: offsets have 32 bits")
         blocks = (p.q_len // ROW_BLOCK,)
