@@ -326,8 +326,9 @@ def _neg(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
 def _reciprocal(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
     (given,) = operands[:1]
     assert given is not None
-    inverse = node.args[1:] in ((), (-1,), (-1.0,))  # else another power
-    return replace(whole, **(_formed({"sum": "inverse", "inverse": "sum"})(given, whole) if inverse else {}))
+    if node.args[1:] not in ((), (-1,), (-1.0,)):  # another power
+        return replace(whole, normal=given.normal)
+    return replace(whole, **_formed({"sum": "inverse", "inverse": "sum"})(given, whole))
 
 
 def _sub(planes: Planes, node: Node, whole: Plane, operands: Operands) -> Plane:
