@@ -1,9 +1,8 @@
 """A mask that is data: the tile schedule of a kv tile, from tables (`TableTileSchedule`), and its elementwise mask
 (`TableMask`).
 
-`closed_form` defines the same functions for bands alone.  A *table* holds the tile schedules of a batch
-element, or of
-some of its heads, where heads differ:
+`closed_form` defines the same functions for bands alone.  A *table* holds the tile schedules of a batch element, or of
+one of its heads, where heads differ:
 
 * `visits` [tables, n_kv]: the number of steps of each kv tile;
 * `packed_tiles` [tables, n_kv, n_q]: of every tile schedule its packed tile ids, as
@@ -11,8 +10,8 @@ some of its heads, where heads differ:
 
 Vectors of the queries go to shared memory beside the packed tile ids of Note [Packed tiles of steps] in `packed_tiles`,
 by asynchronous copies that arrive with the dO; consumers keep the vectors of their keys in registers.  Producer and
-reducers load every packed tile id a step of theirs before they need it.  Bytes of a dense mask, and vectors of queries
-that have no room in shared memory, are read where they are needed.
+reducers load every packed tile id a step of theirs before they need it.  Bits of a dense mask (`seen`), and vectors of
+queries that have no room in shared memory, are read where they are needed.
 """
 
 from triton.experimental import gluon
@@ -27,6 +26,7 @@ from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.packed_tiles import MASKED, allocate_int32, put_int32, read_int32, within_band
 from ...shared.device.shared_memory import pieces
+from . import seen
 
 PACKED_TILE_BITS = gl.constexpr(TILE_BITS)
 """Bits of the q tile and of the rank in a packed tile id; the bit above both is `MASKED`, and the sign asks for
@@ -40,9 +40,8 @@ class TableTileSchedule:
 
     data: the group `arguments.DATA`.  The table of a head is ``batch * table_b + q_head * table_h``.  q_vectors: int32
     [elements, QUERIES, q_len]; kv_vectors: int32 [elements, KEYS, kv_len]; both are read by the mask's relations, see
-    `element`.  keys_seen:
-    bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, seen_bits: int32 [tables, n_kv, n_q, words,
-    threads], see Note [Seen bits] in schedule/table_tile_schedule.py, in place of vectors.
+    `element`.  keys_seen: bytes [tables, kv_len]; 0 for keys that no query sees.  With HAS_DENSE, seen_bits: int32
+    [tables, n_kv, n_q, words, threads], see Note [Seen bits] in schedule/table_tile_schedule.py, in place of vectors.
 
     In shared memory, for the steps whose dO is there: packed_tiles, a ring of packed tile ids; step_vectors, a ring of
     the first MASK.SHARED vectors of their queries, in pieces as dO, with the vectors of a piece one after the other.
@@ -203,20 +202,13 @@ class TableMask:
         zeros where the mask does not cut the tile.
         """
         if self.tile_schedule.MASK.HAS_DENSE:
-            return self._words(packed_tile, PIECE)
+            schedule = self.tile_schedule
+            work = schedule.work
+            pair = schedule.row(here(self.kv)) * work.n_q + schedule.q_tile(packed_tile)
+            cut = packed_tile >> MASKED != 0
+            return seen.ask(schedule.data.seen_bits, pair, cut, work.BLOCK_KV * work.BLOCK_Q, PIECE, self.LAYOUT)
         else:
             return packed_tile
-
-    @gluon.jit
-    def _words(self, packed_tile, PIECE: gl.constexpr):
-        schedule = self.tile_schedule
-        THREADS: gl.constexpr = threads_of(self.LAYOUT)
-        WORDS: gl.constexpr = max(1, schedule.work.BLOCK_KV * schedule.work.BLOCK_Q // THREADS // 32)
-        WORD: gl.constexpr = min(PIECE, WORDS - 1)
-        places = gl.arange(0, THREADS, _one_for_each_thread(THREADS)) + WORD * THREADS
-        pair = schedule.row(here(self.kv)) * schedule.work.n_q + schedule.q_tile(packed_tile)
-        start = schedule.data.seen_bits + pair.to(gl.int64) * (WORDS * THREADS)
-        return gl.load(start + places, mask=packed_tile >> MASKED != 0, other=0)
 
     @gluon.jit
     def applied(self, p, asked, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
@@ -229,7 +221,7 @@ class TableMask:
         gl.static_assert(CUT is None)
         if packed_tile >> MASKED != 0:
             if self.tile_schedule.MASK.HAS_DENSE:
-                p = keep_seen(p, asked, PIECE)
+                p = seen.hide(p, asked, PIECE)
             else:
                 p = self._of_vectors(p, packed_tile, stage, PIECE)
         return p
@@ -289,71 +281,6 @@ class TableMask:
         if tile_schedule.MASK.HAS_RANGES:
             return keep  # ranges end where band and keys do
         return within_band(keep, work, q_row, columns, rows, tile_schedule.MASK)
-
-
-@gluon.constexpr_function
-def threads_of(layout):
-    """Returns the number of threads of the scores' layout."""
-    along_rows, along_columns = layout.warps_per_cta
-    return 32 * along_rows * along_columns
-
-
-@gluon.constexpr_function
-def _one_for_each_thread(threads):
-    """Returns the layout of a vector that has one element for each thread, in their order."""
-    lanes = [[1 << i] for i in range(5)]
-    warps = [[32 << i] for i in range((threads // 32).bit_length() - 1)]
-    return gl.DistributedLinearLayout([], lanes, warps, [], [threads])
-
-
-@gluon.jit
-def keep_seen(p, words, PIECE: gl.constexpr):
-    """Returns the probabilities `p`, [keys, queries], with zeros where their bit in `words`, [threads], is zero.
-
-    Note [Seen bits] in schedule/table_tile_schedule.py says which bit belongs to which.  PIECE: the index of the piece
-    of the q tile; pieces with fewer than 32 bits for a thread share a word.
-    """
-    THREADS: gl.constexpr = words.shape[0]
-    BLOCK_KV: gl.constexpr = p.shape[0]
-    COUNT: gl.constexpr = BLOCK_KV * p.shape[1] // THREADS
-    ALONG_ROWS: gl.constexpr = BLOCK_KV // 16
-    ALONG_COLUMNS: gl.constexpr = THREADS // 32 // ALONG_ROWS
-    FIRST: gl.constexpr = PIECE * COUNT % 32
-    bits = gl.full(words.shape, 1 << FIRST, gl.int32, words.type.layout)
-    for i in gl.static_range(COUNT.bit_length() - 1):  # one dimension more for each digit of a bit's number
-        words = gl.join(words, words)
-        bits = gl.join(bits, bits << (COUNT >> (i + 1)))
-    words = _as_scores(words, p, ALONG_COLUMNS)
-    return _keep_set(p, words, _as_scores(bits, p, ALONG_COLUMNS))
-
-
-@gluon.jit
-def _as_scores(parts, p, ALONG_COLUMNS: gl.constexpr):
-    """Returns the element of `parts`, [threads, 2, 2, ...], that belongs to each probability: [keys, queries]."""
-    ROWS: gl.constexpr = p.shape[0]
-    COLUMNS: gl.constexpr = p.shape[1]
-    parts = parts.reshape([ALONG_COLUMNS, ROWS // 16, 8, 4, COLUMNS // ALONG_COLUMNS // 8, 2, 2])
-    parts = parts.permute([1, 5, 2, 0, 4, 3, 6]).reshape([ROWS, COLUMNS])
-    return gl.convert_layout(parts, p.type.layout, assert_trivial=True)
-
-
-@gluon.jit
-def _keep_set(p, words, bit):
-    """Returns `p` where a word has this bit, a constant, else 0; as one operation, as `keep_between`."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 %seen;
-        .reg .pred %keep;
-        and.b32 %seen, $2, $3;
-        setp.ne.b32 %keep, %seen, 0;
-        selp.f32 $0, $1, 0f00000000, %keep;
-        }""",
-        "=f,f,r,r",
-        [p, words, bit],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
 
 
 @gluon.jit

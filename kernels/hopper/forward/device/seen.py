@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .....schedule.table_tile_schedule import seen_words
+from ...shared.device.seen_bits import keep_set, spread
 from .tile_work import ROWS
 
 words_of = gluon.constexpr_function(seen_words)
@@ -41,11 +42,8 @@ def hide(s, words):
     """Returns the scores `s` with -inf where their bit in `words`, as `ask` returns them, is zero."""
     WORDS: gl.constexpr = words.shape[2]
     COUNT: gl.constexpr = s.shape[1] // WORDS // 2  # bits of a word
-    bits = gl.full(words.shape, 1, gl.int32, words.type.layout)
-    for i in gl.static_range(COUNT.bit_length() - 1):  # one dimension more for each digit of a bit's number
-        words = gl.join(words, words)
-        bits = gl.join(bits, bits << (COUNT >> (i + 1)))
-    return _keep_set(s, _as_scores(words, s, WORDS), _as_scores(bits, s, WORDS))
+    words, bits = spread(words, 0, COUNT)
+    return keep_set(s, _as_scores(words, s, WORDS), _as_scores(bits, s, WORDS), "FF800000")  # -inf
 
 
 @gluon.jit
@@ -67,22 +65,3 @@ def _words_layout(words):
     registers = [[0, 0, 1 << i] for i in range(words.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[8, 0, 0], [16, 0, 0]], [], [ROWS // 2, 4, words])
-
-
-@gluon.jit
-def _keep_set(s, words, bit):
-    """s where a word has this bit, a constant, else -inf; as one operation, see `steps._keep_below`."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 %seen;
-        .reg .pred %keep;
-        and.b32 %seen, $2, $3;
-        setp.ne.b32 %keep, %seen, 0;
-        selp.f32 $0, $1, 0fFF800000, %keep;
-        }""",
-        "=f,f,r,r",
-        [s, words, bit],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
