@@ -80,7 +80,7 @@ def backwards(case: Case) -> list[Callable[[], object]]:
     if site.mask.operands:
         extras = [torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device="cuda")]
         sizes = q.shape[2], k.shape[2], q.shape[0], site.q_heads, site.kv_heads
-        made = MaskTables(*mask_tables(extras, *sizes, str(site.mask), str(hopper)))
+        made = MaskTables(*mask_tables(extras, *sizes, str(site.mask), str(hopper), True))
         extras += [made.q_vectors, made.kv_vectors, made.keys_seen, made.visits, made.steps, made.contributions]
     spec = str(replace(site.spec, orders=((0, 1, 2, 3),) * 3))
     given = {"Q": q, "K": k, "V": v, "DO": do, "OUT": do, "LSE": lse, "DELTA": deltas(do, do), "SEED": seed}

@@ -1,11 +1,11 @@
 """The operator that computes the tile tables of a data-dependent mask for Hopper kernels: `dash_inductor::mask_tables`.
 
-    mask_tables(extras, q_len, kv_len, batch, q_heads, kv_heads, mask, plan) -> Tensor[]
+    mask_tables(extras, q_len, kv_len, batch, q_heads, kv_heads, mask, plan, has_backward) -> Tensor[]
 
 The results are the fields of `kernels.common.mask_data.MaskTables`, in order.  The operator is a separate graph node,
 so that all layers with the same mask share its tables in forward and backward.  `extras` holds the tensors to which the
 mask refers by index; `mask` and `plan` are texts (`model.Mask`, `model.Plan`).  q_len and kv_len are the lengths of the
-mask, in padded rows for a packed mask (`model.VarlenLayout`).
+mask, in padded rows for a packed mask (`model.VarlenLayout`).  Without a backward, what only that reads is empty.
 
 Importing this module imports torch and defines the operator.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _lib = torch.library.Library("dash_inductor", "FRAGMENT")
 _lib.define(
     "mask_tables(Tensor[] extras, SymInt q_len, SymInt kv_len, SymInt batch, int q_heads, int kv_heads, str mask, "
-    "str plan) -> Tensor[]"
+    "str plan, bool has_backward) -> Tensor[]"
 )
 
 mask_tables = torch.ops.dash_inductor.mask_tables.default
@@ -43,7 +43,15 @@ def _data(
 
 
 def _fake(
-    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+    extras: list[Tensor],
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    mask: str,
+    plan: str,
+    has_backward: bool,
 ) -> list[Tensor]:
     from ..schedule.table_tile_schedule import backward_words, seen_words
 
@@ -63,14 +71,17 @@ def _fake(
         (of_heads.batch, count, length) if count else (0,)
         for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
     ]
-    tile_schedules = [
-        (0,) if data.varlen else (tables, q_tiles),
-        (0,) if data.varlen else (tables, q_tiles, row_kv),
+    of_backward = [
         (tables, n_kv),
         (tables, n_kv, n_q),
         (tables, n_q),
-        (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
         (0,) if data.dense is None else (tables, n_kv, n_q, *backward_words(block_q, block_kv, parsed.dkdv.num_warps)),
+    ]
+    tile_schedules = [
+        (0,) if data.varlen else (tables, q_tiles),
+        (0,) if data.varlen else (tables, q_tiles, row_kv),
+        (0,) if data.dense is None else (tables, blocks, row_kv, 2 * ROW_BLOCK, seen_words(tiles.block_kv)),
+        *(of_backward if has_backward else [(0,)] * len(of_backward)),
     ]
     new = extras[0].new_empty
     return [
@@ -81,24 +92,40 @@ def _fake(
 
 
 def _on_cpu(
-    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+    extras: list[Tensor],
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    mask: str,
+    plan: str,
+    has_backward: bool,
 ) -> list[Tensor]:
     from ..kernels.reference import tables as reference_tables
 
     data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
-    return list(reference_tables.build(data, Plan.parse(plan)))
+    return list(reference_tables.build(data, Plan.parse(plan), has_backward))
 
 
 def _on_cuda(
-    extras: list[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, plan: str
+    extras: list[Tensor],
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    mask: str,
+    plan: str,
+    has_backward: bool,
 ) -> list[Tensor]:
     from ..kernels.common import mask_tables as built
 
     def first(notes: Notes) -> Sequence[Tensor]:
         data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
-        return built.build(data, Plan.parse(plan), notes)
+        return built.build(data, Plan.parse(plan), has_backward, notes)
 
-    return built.CALLS.call((q_len, kv_len, batch, q_heads, kv_heads, mask, plan), extras, first)
+    return built.CALLS.call((q_len, kv_len, batch, q_heads, kv_heads, mask, plan, has_backward), extras, first)
 
 
 def _run(extras: list[Tensor], *arguments: Any) -> list[Tensor]:

@@ -152,13 +152,15 @@ class MaskTables(NamedTuple):
         keys_seen: bool [batch, 1 or q_heads, kv_len]: whether some query sees the key.
         counts, row_steps: int32 [tables, q tiles], [tables, q tiles, n_kv]: the tile schedules of the forward.  Empty
             with packed documents, whose forward reads a work list, see `document_tiles`.
-        visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the tile schedules of the backward.
-        contributions: int32 [tables, n_q]: number of kv tiles that add to a q tile of the backward.
         seen_bits: int32 [tables, row blocks, n_kv, threads, words]: the elementwise mask as bits, see Note [Seen bits]
             in `schedule.table_tile_schedule`, for the forward's row blocks and kv tiles.  Empty where there is no
             elementwise mask.
-        backward_bits: int32 [tables, n_kv, n_q, words, threads]: the same for the tile pairs of the backward, undefined
-            for those that the mask hides or shows as a whole.
+        visits, steps: int32 [tables, n_kv], [tables, n_kv, n_q]: the tile schedules of the backward.
+        contributions: int32 [tables, n_q]: number of kv tiles that add to a q tile of the backward.
+        backward_bits: int32 [tables, n_kv, n_q, words, threads]: as `seen_bits`, for the tile pairs of the backward,
+            undefined for those that the mask hides or shows as a whole.
+
+    `visits`, `steps`, `contributions` and `backward_bits` are empty where only a forward reads the tables.
     """
 
     q_vectors: Tensor
@@ -166,8 +168,8 @@ class MaskTables(NamedTuple):
     keys_seen: Tensor
     counts: Tensor
     row_steps: Tensor
+    seen_bits: Tensor
     visits: Tensor
     steps: Tensor
     contributions: Tensor
-    seen_bits: Tensor
     backward_bits: Tensor

@@ -136,10 +136,11 @@ CALLS = LaunchLists()
 """Launch lists of the operator that builds tables."""
 
 
-def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
+def build(data: MaskData, plan: Plan, has_backward: bool = True, notes: Notes | None = None) -> MaskTables:
     """Builds the tables of a mask for the Hopper kernels of a plan, on the mask's device.
 
     Args:
+        has_backward: whether a backward reads the tables, too; if not, what only that reads is empty.
         notes: records the allocations and launches, for a replay.
 
     Raises:
@@ -147,7 +148,7 @@ def build(data: MaskData, plan: Plan, notes: Notes | None = None) -> MaskTables:
     """
     device = data.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton uses the current device
-        return _Builder(data, plan, notes or Notes([])).build()
+        return _Builder(data, plan, notes or Notes([])).build(has_backward)
 
 
 class _Builder:
@@ -177,26 +178,31 @@ class _Builder:
             HAS_DENSE=data.dense is not None, **self.layout._asdict(),
         )  # fmt: skip
 
-    def build(self) -> MaskTables:
-        shape = self.shape
+    def build(self, has_backward: bool) -> MaskTables:
         q_vectors, kv_vectors, ranges = self._vectors()
         both = q_vectors, kv_vectors
         rows_seeing, keys_seen = self._seen(*both, ranges)
         seen_bits = self._new(0)
         if self.data.dense is None:
-            of_rows = self._classified(shape.forward, *both)
+            of_rows = self._classified(self.shape.forward, *both)
         else:
             of_rows, seen_bits = self._seen_bits(*both)
-        if shape.same_tiles:
-            of_tile_schedules = of_rows
-        elif shape.finer is not None:
-            of_tile_schedules = self._united(of_rows, *shape.finer)
-        else:
-            of_tile_schedules = self._classified(shape.backward, *both)
-        backward_bits = self._new(0) if self.data.dense is None else self._backward_bits(of_tile_schedules, *both)
-        tile_schedules = self._tile_schedules(of_tile_schedules, rows_seeing)
         rows = (self._new(0), self._new(0)) if self.data.varlen else self._rows(of_rows, keys_seen)
-        return MaskTables(*both, keys_seen, *rows, *tile_schedules, seen_bits, backward_bits)
+        if not has_backward:
+            return MaskTables(*both, keys_seen, *rows, seen_bits, *(self._new(0) for _ in range(4)))
+        kinds = self._of_backward(of_rows, *both)
+        tile_schedules = self._tile_schedules(kinds, rows_seeing)
+        backward_bits = self._new(0) if self.data.dense is None else self._backward_bits(kinds, *both)
+        return MaskTables(*both, keys_seen, *rows, seen_bits, *tile_schedules, backward_bits)
+
+    def _of_backward(self, of_rows: Tensor, q_vectors: Tensor, kv_vectors: Tensor) -> Tensor:
+        """Returns the kinds of the backward's tile pairs; of_rows: those of the forward's."""
+        shape = self.shape
+        if shape.same_tiles:
+            return of_rows
+        if shape.finer is not None:
+            return self._united(of_rows, *shape.finer)
+        return self._classified(shape.backward, q_vectors, kv_vectors)
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the vectors of queries and of keys, and the ranges of the first segment ids of both by tiles of

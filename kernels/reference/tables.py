@@ -19,7 +19,7 @@ from ..common.relations import vectors
 from .backward import visible
 
 
-def build(data: MaskData, plan: Plan) -> MaskTables:
+def build(data: MaskData, plan: Plan, has_backward: bool = True) -> MaskTables:
     """Builds the tables that `mask_tables.build` builds; steps after the end of a tile schedule are zero.
 
     Raises:
@@ -30,10 +30,11 @@ def build(data: MaskData, plan: Plan) -> MaskTables:
     nothing = torch.empty(0, dtype=torch.int32, device=data.device)
     rows = (nothing, nothing.clone()) if data.varlen else _rows(shape, shown, data.dense is not None)
     seen_bits = nothing.clone() if data.dense is None else _seen_bits(shape, shown)
+    of_forward = *_vectors(data.of_heads()), shown.any(2).expand(-1, shape.tables, -1).contiguous(), *rows, seen_bits
+    if not has_backward:
+        return MaskTables(*of_forward, *(nothing.clone() for _ in range(4)))
     backward_bits = nothing.clone() if data.dense is None else backward_bits_of(shown, shape.backward, shape.num_warps)
-    tile_schedules = _tile_schedules(data, shape, plan, shown)
-    keys_seen = shown.any(2).expand(-1, shape.tables, -1).contiguous()
-    return MaskTables(*_vectors(data.of_heads()), keys_seen, *rows, *tile_schedules, seen_bits, backward_bits)
+    return MaskTables(*of_forward, *_tile_schedules(data, shape, plan, shown), backward_bits)
 
 
 def _shown(data: MaskData) -> Tensor:

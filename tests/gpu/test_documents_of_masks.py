@@ -76,7 +76,7 @@ class Call:
     def extras(self, ids: Tensor, documents: bool = True) -> list[Tensor]:
         """The ids and what the kernels read; without `documents` all is computed by lists."""
         mask, plan, heads = str(self.spec.mask), str(self.plan), self.kv_heads * self.group
-        tables = mask_tables([ids], self.length, self.length, len(ids), heads, self.kv_heads, mask, plan)
+        tables = mask_tables([ids], self.length, self.length, len(ids), heads, self.kv_heads, mask, plan, False)
         found = [ids, *(tables[i] for i in range(5) if i != 1 or not self.bounds)]
         return [*found, *document_tiles_of_mask(ids if self.bounds else tables[0], mask, plan)] if documents else found
 

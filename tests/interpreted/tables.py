@@ -51,7 +51,8 @@ def compare(rng: random.Random, data: MaskData, schedule: str | None = None, blo
         setattr(mask_tables, name, rng.choice((1, 4, 32)))
     plan = plan_of(rng, data.band, schedule, mask_tables.ROW_BLOCK, of_bits=data.dense is not None)
     plan = replace(plan, dkdv=replace(plan.dkdv, block_q=block_q or plan.dkdv.block_q))
-    same_tables(mask_tables.build(data, plan), reference_tables.build(data, plan))
+    has_backward = rng.random() < 0.7
+    same_tables(mask_tables.build(data, plan, has_backward), reference_tables.build(data, plan, has_backward))
 
 
 def vectors(rng: random.Random) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.graph.nodes import op_name
+from dash_inductor.graph.nodes import bind, op_name
 from dash_inductor.records.records import sites
 
 from ..support.graphs import Shape, cuda_inputs, efficient, rewrite_on, trace
@@ -18,6 +18,7 @@ from ..support.mask_graphs import assert_components_are_the_mask, read_graph, tr
 from .test_drawn_masks import additive
 from .test_recognition import columns, rows
 
+aten = torch.ops.aten
 BATCH, HEADS = 3, 5
 Make = Callable[..., Tensor]
 
@@ -74,9 +75,12 @@ def test_drawn_masks(seed: int, dynamic: bool) -> None:
     assert_components_are_the_mask(module, found.components, *inputs)
 
 
+@pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.usefixtures("deterministic")
-def test_layers_share_tables_on_hopper() -> None:
-    """The bounds are made of positions and data, once for all layers, and so are the tables."""
+def test_layers_share_tables_on_hopper(trained: bool) -> None:
+    """The bounds are made of positions and data, once for all layers, and so are the tables, those of backwards only
+    where there is one.
+    """
 
     def two(q: Tensor, k: Tensor, v: Tensor, do: Tensor, width: Tensor) -> tuple[Any, ...]:
         def bias() -> Tensor:
@@ -85,8 +89,13 @@ def test_layers_share_tables_on_hopper() -> None:
             shown = (distance >= 0) & (distance < width.view(-1, 1, 1))
             return additive(shown).to(q.dtype).expand(*q.shape[:3], k.shape[2])
 
-        out, *gradients = efficient(q, k, v, do, bias=bias)
-        return *gradients, *efficient(out, k, v, do, bias=bias)
+        def layer(q: Tensor) -> tuple[Any, ...]:
+            if trained:
+                return efficient(q, k, v, do, bias=bias)
+            return aten._scaled_dot_product_efficient_attention(q, k, v, bias(), True)[:1]  # type: ignore[no-any-return]
+
+        out, *gradients = layer(q)
+        return *gradients, *layer(out)
 
     def inputs() -> list[Tensor]:
         query, *others = cuda_inputs(Shape())
@@ -97,4 +106,5 @@ def test_layers_share_tables_on_hopper() -> None:
     assert [(r.status, r.forward, r.mask) for r in sites()] == [
         ("replaced", "hopper", "causal & head_interval(0,none)")
     ] * 2
-    assert [op_name(node) for node in module.graph.nodes].count("dash_inductor::mask_tables") == 1
+    (tables,) = (node for node in module.graph.nodes if op_name(node) == "dash_inductor::mask_tables")
+    assert bind(tables)["has_backward"] is trained

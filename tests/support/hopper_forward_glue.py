@@ -43,7 +43,7 @@ from dash_inductor.kernels.hopper.forward.device import (
     tile_work,
 )
 from dash_inductor.kernels.hopper.shared import arguments as shared
-from dash_inductor.kernels.hopper.shared.device import clear, varlen_layout
+from dash_inductor.kernels.hopper.shared.device import clear, seen_bits, varlen_layout
 from dash_inductor.kernels.reference import dropout as reference_dropout
 from dash_inductor.model import dropout as definition
 from dash_inductor.schedule import document_tiles
@@ -442,6 +442,7 @@ _MODULES = (
     shared_memory,
     producer,
     dropout,
+    seen_bits,
     seen,
     steps,
     half_tile,
@@ -682,7 +683,8 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         bits = (keys.read().long() * inverse.read() + start.read()) & others.read() & 0xFFFFFFFF
         return Value(torch.where(bits == 0, s.read(), -math.inf))
 
-    def keep_set(s: Value, words: Value, bits: Value) -> Value:
+    def keep_set(s: Value, words: Value, bits: Value, hidden: str) -> Value:
+        assert hidden == "FF800000"
         return Value(torch.where(words.read() & bits.read() != 0, s.read(), -math.inf))
 
     def begun(s: Value, slope: float) -> tuple[Value, Value]:
@@ -736,7 +738,7 @@ def _stand_ins(s: ForwardSimulation) -> dict[str, Any]:
         "_begun": begun, "_powers": powers, "_finite_below": finite_below,
         "_far_share": lambda v: Value(bounded_scores.far_share(v.read())),
         "_keep_below": keep_below, "keep_between": keep_between, "keep_equal": keep_equal,
-        "keep_progression": keep_progression, "_keep_set": keep_set,
+        "keep_progression": keep_progression, "keep_set": keep_set,
         "as_words": Words, "_philox": philox, "_keep_from": keep_from, "seen_words": seen_words,
         "FORWARD_UNSEEN": FORWARD_UNSEEN,
         "bound_of": lambda threshold: int(bound_of(threshold)), "_words_layout": lambda *_: None,

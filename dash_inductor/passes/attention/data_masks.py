@@ -54,7 +54,7 @@ class MaskTableNodes:
     documents: bool
 
     @staticmethod
-    def of(emitter: Emitter, match: Match, extras: list[Node], before: Node) -> MaskTableNodes:
+    def of(emitter: Emitter, match: Match, extras: list[Node], before: Node, has_backward: bool) -> MaskTableNodes:
         """Returns the nodes for the mask of `match`; its lengths are inserted at once.
 
         Args:
@@ -63,6 +63,7 @@ class MaskTableNodes:
             extras: the extra tensors of the attention's operators, those of the mask first.  The tables depend only on
                 those of the mask, so layers with the same mask share them even if other extra tensors differ.
             before: the node before which lengths are inserted.
+            has_backward: whether the attention has a backward in this graph.
         """
         site, query, key = match.site, match.operands.query, match.operands.key
 
@@ -75,7 +76,7 @@ class MaskTableNodes:
         else:  # packed tokens: lengths in padded rows, which are the sizes of the segment ids
             facts = size(extras[0], 1), size(extras[0], 1), 1
         heads = site.q_heads, site.kv_heads
-        arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan))
+        arguments = (extras[: len(site.mask.operands)], *facts, *heads, str(site.mask), str(match.plan), has_backward)
         lengths = (of.node.meta["val"].shape[of.dim(2)] for of in (query, key))
         documents = has_documents(site.spec.of_forward) and sizes.same(*lengths)
         return MaskTableNodes(emitter, arguments, site.spec.traits, documents)
@@ -92,14 +93,14 @@ class MaskTableNodes:
     def of_forward(self, before: Node) -> list[Node]:
         """Returns the nodes of the tables that the forward reads, which come last in its `extras`, in order."""
         if self.traits.varlen:
-            operands, rows, *_, mask, plan = self.arguments
+            operands, rows, *_, mask, plan, _ = self.arguments
             return [self._call(document_tiles, (operands, rows, mask, plan), before)]
         if self.traits.of_pairs:  # the bits per pair already include what the vectors say
             return [self.result(name, before) for name in ("keys_seen", "counts", "row_steps", "seen_bits")]
         tables = self._all(("keys_seen", "counts", "row_steps"), before)
         if not self.documents:
             return tables
-        operands, *_, mask, plan = self.arguments
+        operands, *_, mask, plan, _ = self.arguments
         numbers = self.result("q_vectors", before) if self.traits.has("segments") else operands[0]
         tiles = self._call(document_tiles_of_mask, (numbers, mask, plan), before)
         results = [self.emitter.shared(operator.getitem, (tiles, i), {}, before=before, like=tiles) for i in range(2)]

@@ -264,7 +264,8 @@ def _inputs(emitter: Emitter, match: Match, before: Node) -> _Inputs:
     if operands.repeats is not None:
         key, value = (repeat.read(emitter, before) for repeat in operands.repeats)
     of_mask = extras(emitter, match, before)
-    data = MaskTableNodes.of(emitter, match, of_mask, before) if needs_tables(match) else None
+    has_backward = match.attention.has_backward
+    data = MaskTableNodes.of(emitter, match, of_mask, before, has_backward) if needs_tables(match) else None
     factors = match.attention.inputs.factors
     by_factors = (multiplied(emitter, query, factors.query, before), multiplied(emitter, key, factors.key, before))
     return _Inputs((*by_factors, value), (query, key), of_mask, data)

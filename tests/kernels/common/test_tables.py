@@ -191,10 +191,11 @@ CALLS: dict[str, tuple[str, list[torch.Tensor], str]] = {
 }
 
 
+@pytest.mark.parametrize("has_backward", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-def test_fakes_have_the_real_shapes(name: str) -> None:
+def test_fakes_have_the_real_shapes(name: str, has_backward: bool) -> None:
     mask, extras, schedule = CALLS[name]
-    facts = (*SIZES, mask, str(replace(PLAN, schedule=schedule)))
+    facts = (*SIZES, mask, str(replace(PLAN, schedule=schedule)), has_backward)
     real = operator(extras, *facts)
     with FakeTensorMode() as mode:
         fake = operator([mode.from_tensor(t) for t in extras], *facts)
@@ -207,7 +208,7 @@ def test_lengths_may_be_symbolic(mask: str) -> None:
     def run(valid: torch.Tensor) -> list[torch.Tensor]:
         length = valid.shape[1]
         extra = valid if "keys" in mask else valid[:, None, None, :] & valid[:, None, :, None]
-        found: list[torch.Tensor] = operator([extra], length, length, valid.shape[0], 4, 2, mask, str(PLAN))
+        found: list[torch.Tensor] = operator([extra], length, length, valid.shape[0], 4, 2, mask, str(PLAN), True)
         return found
 
     graph = make_fx(run, tracing_mode="symbolic")(torch.ones(3, 77, dtype=torch.bool))
@@ -219,4 +220,4 @@ def test_lengths_may_be_symbolic(mask: str) -> None:
 
 def test_a_tensor_that_is_not_there() -> None:
     with pytest.raises(ArgumentError, match="the mask keys\\(1\\) reads number 1"):
-        operator([VALID], *SIZES, "keys(1)", str(PLAN))
+        operator([VALID], *SIZES, "keys(1)", str(PLAN), True)

@@ -436,7 +436,7 @@ def test_of_one_forward_those_backwards_are_not_replaced_that_need_ours(second: 
     assert (counts[SEED], counts[FORWARD], counts[BACKWARD]) == (0, 0, int(not p))
 
 
-TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]), "dense": ([2, 3, 4, 8], [2, 5, 6, 7, 9])}
+TABLES = {"keys": ([0, 1, 2, 3, 4], [0, 1, 2, 6, 7, 8]), "dense": ([2, 3, 4, 5], [2, 6, 7, 8, 9])}
 """The parts of `MaskTables` for forward and backward; of a dense mask both read bits of their own."""
 
 
@@ -461,6 +461,7 @@ def test_layers_share_tables_and_no_seed(mask: str, monkeypatch: pytest.MonkeyPa
     assert [(r.status, r.plan.kernel, r.forward) for r in sites() if r.plan] == [("replaced", "hopper", "hopper")] * 2
     (tables,), seeds = nodes(module.graph, "dash_inductor::mask_tables"), nodes(module.graph, SEED)
     (shown,) = tables.args[0]
+    assert bind(tables)["has_backward"]
     for name, made in zip((FORWARD, BACKWARD), TABLES[mask], strict=True):
         operators = nodes(module.graph, name)
         read = [bind(node)["extras"] for node in operators]

@@ -11,7 +11,7 @@ from ...shared.device.seen_bits import keep_set, spread
 
 
 @gluon.jit
-def ask(seen_bits, pair, wanted, SCORES: gl.constexpr, PIECE: gl.constexpr, LAYOUT: gl.constexpr):
+def ask_seen(seen_bits, pair, wanted, SCORES: gl.constexpr, PIECE: gl.constexpr, LAYOUT: gl.constexpr):
     """Loads the words of bits of a piece of a tile pair's q tile: int32 [threads], zeros where `wanted` is false.
 
     seen_bits: int32 [tile pairs, words, threads]; pair: the index of the tile pair; SCORES: the number of its scores;
@@ -25,7 +25,7 @@ def ask(seen_bits, pair, wanted, SCORES: gl.constexpr, PIECE: gl.constexpr, LAYO
 
 
 @gluon.jit
-def hide(p, words, PIECE: gl.constexpr):
+def keep_seen(p, words, PIECE: gl.constexpr):
     """Returns the probabilities `p`, [keys, queries], with zeros where their bit in `words`, [threads], is zero.
 
     PIECE: the index of the piece of the q tile; pieces with fewer than 32 bits for a thread share a word.

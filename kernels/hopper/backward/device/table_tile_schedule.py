@@ -26,7 +26,7 @@ from ...shared.device.head_work import HeadWork
 from ...shared.device.operations import begin_copy, here
 from ...shared.device.packed_tiles import MASKED, allocate_int32, put_int32, read_int32, within_band
 from ...shared.device.shared_memory import pieces
-from . import seen
+from .seen import ask_seen, keep_seen
 
 PACKED_TILE_BITS = gl.constexpr(TILE_BITS)
 """Bits of the q tile and of the rank in a packed tile id; the bit above both is `MASKED`, and the sign asks for
@@ -206,7 +206,7 @@ class TableMask:
             work = schedule.work
             pair = schedule.row(here(self.kv)) * work.n_q + schedule.q_tile(packed_tile)
             cut = packed_tile >> MASKED != 0
-            return seen.ask(schedule.data.seen_bits, pair, cut, work.BLOCK_KV * work.BLOCK_Q, PIECE, self.LAYOUT)
+            return ask_seen(schedule.data.seen_bits, pair, cut, work.BLOCK_KV * work.BLOCK_Q, PIECE, self.LAYOUT)
         else:
             return packed_tile
 
@@ -221,7 +221,7 @@ class TableMask:
         gl.static_assert(CUT is None)
         if packed_tile >> MASKED != 0:
             if self.tile_schedule.MASK.HAS_DENSE:
-                p = seen.hide(p, asked, PIECE)
+                p = keep_seen(p, asked, PIECE)
             else:
                 p = self._of_vectors(p, packed_tile, stage, PIECE)
         return p

@@ -640,7 +640,7 @@ def test_documents_of_a_mask_have_a_kernel_of_their_own(launches: Launches) -> N
     ids = (torch.arange(200) // 70).expand(3, -1).clone()
     spec = AttentionSpec(Mask(Band(0, 99), Segments(Operand(0), Operand(0))), 0.1, orders=(BSHD,))
     plan = Plan("hopper", "spt", "hopper", Tiles(64, 128, 8, 2), forward_tiles=build.FORWARD_CONFIGS[128, 128].tiles)
-    tables = mask_tables([ids], 200, 200, 3, 4, 2, str(spec.mask), str(plan))
+    tables = mask_tables([ids], 200, 200, 3, 4, 2, str(spec.mask), str(plan), False)
     extras = [ids, *tables[:5], *document_tiles_of_mask(tables[0], str(spec.mask), str(plan))]
     used = used_extras(ForwardData.places(spec, len(extras)), spec)
     found = launch._launches(spec, None, (q, k, v), extras)
