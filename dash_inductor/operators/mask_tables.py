@@ -37,39 +37,30 @@ mask_tables = torch.ops.dash_inductor.mask_tables.default
 
 
 def _data(
-    extras: Sequence[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str
+    extras: Sequence[Tensor], q_len: int, kv_len: int, batch: int, q_heads: int, kv_heads: int, mask: str, *_: object
 ) -> MaskData:
     return MaskData.of(Mask.parse(mask), extras, (batch, q_heads, kv_heads, q_len, kv_len))
 
 
-def _fake(
-    extras: list[Tensor],
-    q_len: int,
-    kv_len: int,
-    batch: int,
-    q_heads: int,
-    kv_heads: int,
-    mask: str,
-    plan: str,
-    has_backward: bool,
-) -> list[Tensor]:
+def _fake(extras: list[Tensor], *arguments: Any) -> list[Tensor]:
     from ..schedule.table_tile_schedule import backward_words, seen_words
 
-    data, parsed = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask), Plan.parse(plan)
+    *_, plan, has_backward = arguments
+    data, parsed = _data(extras, *arguments), Plan.parse(plan)
     tiles = parsed.forward_tiles
     assert tiles is not None
-    heads = q_heads if data.by_head else 1
-    tables = batch * heads
-    blocks = (q_len + ROW_BLOCK - 1) // ROW_BLOCK
+    heads = data.q_heads if data.by_head else 1
+    tables = data.batch * heads
+    blocks = (data.q_len + ROW_BLOCK - 1) // ROW_BLOCK
     consumers = tiles.block_q // ROW_BLOCK
-    q_tiles, row_kv = (blocks + consumers - 1) // consumers, (kv_len + tiles.block_kv - 1) // tiles.block_kv
+    q_tiles, row_kv = (blocks + consumers - 1) // consumers, (data.kv_len + tiles.block_kv - 1) // tiles.block_kv
     block_q, block_kv = parsed.dkdv.block_q, parsed.dkdv.block_kv
-    n_q, n_kv = (q_len + block_q - 1) // block_q, (kv_len + block_kv - 1) // block_kv
+    n_q, n_kv = (data.q_len + block_q - 1) // block_q, (data.kv_len + block_kv - 1) // block_kv
     of_heads = data.of_heads()
     layout = Layout.of([of.form for of in vectors(of_heads)])
     of_tokens = [
         (of_heads.batch, count, length) if count else (0,)
-        for count, length in ((layout.QUERIES, q_len), (layout.KEYS, kv_len))
+        for count, length in ((layout.QUERIES, data.q_len), (layout.KEYS, data.kv_len))
     ]
     of_backward = [
         (tables, n_kv),
@@ -86,46 +77,26 @@ def _fake(
     new = extras[0].new_empty
     return [
         *(new(shape, dtype=torch.int32) for shape in of_tokens),
-        new((batch, heads, kv_len), dtype=torch.bool),
+        new((data.batch, heads, data.kv_len), dtype=torch.bool),
         *(new(shape, dtype=torch.int32) for shape in tile_schedules),
     ]
 
 
-def _on_cpu(
-    extras: list[Tensor],
-    q_len: int,
-    kv_len: int,
-    batch: int,
-    q_heads: int,
-    kv_heads: int,
-    mask: str,
-    plan: str,
-    has_backward: bool,
-) -> list[Tensor]:
+def _on_cpu(extras: list[Tensor], *arguments: Any) -> list[Tensor]:
     from ..kernels.reference import tables as reference_tables
 
-    data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
-    return list(reference_tables.build(data, Plan.parse(plan), has_backward))
+    *_, plan, has_backward = arguments
+    return list(reference_tables.build(_data(extras, *arguments), Plan.parse(plan), has_backward))
 
 
-def _on_cuda(
-    extras: list[Tensor],
-    q_len: int,
-    kv_len: int,
-    batch: int,
-    q_heads: int,
-    kv_heads: int,
-    mask: str,
-    plan: str,
-    has_backward: bool,
-) -> list[Tensor]:
+def _on_cuda(extras: list[Tensor], *arguments: Any) -> list[Tensor]:
     from ..kernels.common import mask_tables as built
 
     def first(notes: Notes) -> Sequence[Tensor]:
-        data = _data(extras, q_len, kv_len, batch, q_heads, kv_heads, mask)
-        return built.build(data, Plan.parse(plan), has_backward, notes)
+        *_, plan, has_backward = arguments
+        return built.build(_data(extras, *arguments), Plan.parse(plan), has_backward, notes)
 
-    return built.CALLS.call((q_len, kv_len, batch, q_heads, kv_heads, mask, plan, has_backward), extras, first)
+    return built.CALLS.call(arguments, extras, first)
 
 
 def _run(extras: list[Tensor], *arguments: Any) -> list[Tensor]:
