@@ -1,4 +1,12 @@
-"""Builds `MaskTables` of a mask: the host code that allocates tensors and launches the kernels of `device.tables`."""
+"""Builds `MaskTables` of a mask: the host code that allocates tensors and launches the kernels of `device.tables`.
+
+Note [Tables of documents]
+    A tile of packed documents has rows of one document only, and documents begin at tiles (`model.VarlenLayout`).  So
+    the tiles that a tile sees are those that the band shows it within the document.  Under the schedules of `SHIFTED`
+    the order of a tile schedule, and that of contributors, do not depend on where in the band tiles are.  Then the
+    closed form for the document alone, counted from its first tiles, is what Note [Tables] defines, and one kernel
+    writes it, without comparing ids of pairs.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...model.mask import ROW_BLOCK, Band
+from ...model.mask import ALIGNMENT, ROW_BLOCK, Band
 from ...model.plan import Plan
 from ...schedule.table_tile_schedule import FORWARD_TILE_BITS, TILE_BITS, backward_words, from_the_end, seen_words
 from ...schedule.tile_schedule import Problem
 from .compiling import schedule_module
-from .device import segment_ids, tables, tile_pairs
+from .device import document_tables, segment_ids, tables, tile_pairs
 from .device.relations.between import KV_RANGES, write_kv_ranges
 from .device.relations.equal import SEGMENT_IDS
 from .device.relations.form import Vectors
@@ -37,6 +45,10 @@ DENSE_Q_TILES, DENSE_KV_TILES = 4, 1
 """q tiles and kv tiles of a program of `classify` that reads an elementwise mask."""
 LINES = 16
 """Rows of a tile pair that `classify` reads at once."""
+SHIFTED = ("ascending", "descending", "spt")
+"""Schedules whose tile schedules and ranks follow from what kv tiles see, see Note [Tables of documents]."""
+SLOTS = 64
+"""Slots of rows that `write_document_tables` reads at once."""
 ROWS, COLUMNS = 32, 128
 """kv tiles and q tiles that a program of the other kernels reads at once."""
 
@@ -179,6 +191,8 @@ class _Builder:
         )  # fmt: skip
 
     def build(self, has_backward: bool) -> MaskTables:
+        if self.data.varlen and has_backward and self.plan.schedule in SHIFTED:
+            return self._of_documents()
         q_vectors, kv_vectors, ranges = self._vectors()
         both = q_vectors, kv_vectors
         rows_seeing, keys_seen = self._seen(*both, ranges)
@@ -203,6 +217,25 @@ class _Builder:
         if shape.finer is not None:
             return self._united(of_rows, *shape.finer)
         return self._classified(shape.backward, q_vectors, kv_vectors)
+
+    def _of_documents(self) -> MaskTables:
+        """Builds the tables of packed documents, see Note [Tables of documents]."""
+        (of,), problem, rows = self.vectors, self.shape.backward, self.data.q_len
+        queries, keys = of.values["q"], of.values["kv"]
+        both, keys_seen = (self._new(1, 1, rows), self._new(1, 1, rows)), self._new(1, 1, rows, dtype=torch.bool)
+        visits, steps = self._new(1, problem.n_kv), self._new(1, problem.n_kv, problem.n_q)
+        contributions = self._new(1, problem.n_q)
+        functions = schedule_module(self.plan.schedule, self.shape.band)
+        slots = rows // ALIGNMENT
+        self._launch(
+            document_tables.write_document_tables, (slots,), queries, keys, *both, keys_seen, visits, steps,
+            contributions, queries.stride(1), keys.stride(1), slots, self.lo, self.hi, problem.n_q,
+            TILE_SCHEDULE_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, RANK=functions.dash_rank,
+            KV_RANGE=functions.dash_kv_range, BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, ALIGNMENT=ALIGNMENT,
+            SLOTS=SLOTS, COLUMNS=COLUMNS,
+        )  # fmt: skip
+        of_forward = self._new(0), self._new(0), self._new(0)  # it reads `document_tiles`
+        return MaskTables(*both, keys_seen, *of_forward, visits, steps, contributions, self._new(0))
 
     def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the vectors of queries and of keys, and the ranges of the first segment ids of both by tiles of

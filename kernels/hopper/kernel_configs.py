@@ -64,6 +64,8 @@ class BackwardConfig:
         registers: registers per thread of the producer and the reducers.
         shared_vectors: the most per-query vectors of a mask that are kept in shared memory; any others are read from
             global memory.
+        bits_ahead: whether the bits of a dense mask are loaded before the probabilities are computed, which takes
+            registers.
     """
 
     step: Literal["overlapped", "halved", "shared"]
@@ -73,6 +75,7 @@ class BackwardConfig:
     one_dq: bool = False
     registers: int = 24
     shared_vectors: int = 8
+    bits_ahead: bool = True
 
     @property
     def pieces(self) -> int:
@@ -83,7 +86,7 @@ class BackwardConfig:
 BACKWARD_CONFIGS: dict[Dims, BackwardConfig] = {
     (64, 64): BackwardConfig("halved", ahead=True, left_in_registers=True),
     (128, 128): BackwardConfig("overlapped", ahead=True),
-    (192, 128): BackwardConfig("halved", tail=64, one_dq=True, shared_vectors=2),
+    (192, 128): BackwardConfig("halved", tail=64, one_dq=True, shared_vectors=2, bits_ahead=False),
     (256, 256): BackwardConfig("shared"),
 }
 """Configs of the backward."""

@@ -18,7 +18,16 @@ from dash_inductor.model.mask import Band, Mask
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.operators.mask_tables import mask_tables as operator
 
-from ..support.table_words import data_of, interval_of, plan_of, same_tables, same_work_lists, values_of, with_values
+from ..support.table_words import (
+    data_of,
+    interval_of,
+    plan_of,
+    same_document_tables,
+    same_tables,
+    same_work_lists,
+    values_of,
+    with_values,
+)  # fmt: skip
 from ..support.tile_pairs import random_mask
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +64,12 @@ def test_intervals(seed: int) -> None:
 def test_work_lists(seed: int) -> None:
     """Of random packed documents."""
     same_work_lists(random.Random(seed), "cuda")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packed_documents(seed: int) -> None:
+    """The tables of the backward, of random packed documents."""
+    same_document_tables(random.Random(seed), device="cuda")
 
 
 def test_long_documents_as_intervals() -> None:

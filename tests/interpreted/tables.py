@@ -34,6 +34,7 @@ from ..support.table_words import (
     interval_of,
     operand,
     plan_of,
+    same_document_tables,
     same_tables,
     same_work_lists,
     same_work_lists_of_masks,
@@ -88,6 +89,13 @@ def documents(rng: random.Random) -> None:
     """Work lists of packed documents."""
     document_tiles.SLOTS = rng.choice((1, 4, 64))
     same_work_lists(rng)
+
+
+def packed_documents(rng: random.Random) -> None:
+    """The backward's tables of packed documents."""
+    mask_tables.ALIGNMENT = rng.choice((8, 16))
+    mask_tables.SLOTS, mask_tables.COLUMNS = rng.choice((1, 4, 64)), rng.choice((1, 4, 32))
+    same_document_tables(rng, mask_tables.ALIGNMENT)
 
 
 def documents_of_masks(rng: random.Random) -> None:
@@ -229,6 +237,7 @@ KINDS = {
         head_intervals,
         dilations,
         documents,
+        packed_documents,
         documents_of_masks,
         verdicts,
         dense,

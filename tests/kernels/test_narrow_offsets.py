@@ -20,7 +20,7 @@ from dash_inductor.kernels.hopper.forward import build as forward_build
 from dash_inductor.kernels.hopper.forward import few as few_queries
 from dash_inductor.kernels.hopper.shared import arguments as shared
 from dash_inductor.kernels.portable import standalone
-from dash_inductor.model import AttentionSpec, Mask, Site, Tiles
+from dash_inductor.model import AttentionSpec, Band, Mask, Site, Tiles
 from dash_inductor.passes.ops.kernels.groups.device import behind
 from dash_inductor.passes.ops.kernels.sums.device import one_hot_matmul as few
 from dash_inductor.passes.ops.kernels.sums.device import segments
@@ -31,6 +31,7 @@ from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
 from ..support import hopper_builds, hopper_forward_builds
 from ..support.portable_builds import stages
 from ..support.portable_plans import portable_plan
+from ..support.varlen_layout import Rows, mask_of
 from .common.test_table_builds import BATCH, HEADS, LENGTH, MASKS, TYPES, operands
 from .narrow_offsets import narrow_products, narrowed
 
@@ -77,7 +78,10 @@ def test_sums_and_groups(kernel: Any, constants: dict[str, Any]) -> None:
     assert not narrow_products(ttir(kernel, constants, {**OF_SUMS, "OFFSETS": "*i32"}))
 
 
-@pytest.mark.parametrize("text", MASKS)
+PACKED = str(mask_of(Band(0, 99)))
+
+
+@pytest.mark.parametrize("text", [*MASKS, PACKED])
 def test_tables(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the place of a tile pair of the backward, whose tiles have few enough numbers."""
     assert 2 * TILE_BITS < 31
@@ -94,9 +98,12 @@ def test_tables(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not narrow_products(ttir(kernel, constants, types), arguments=lambda name: name != numbers), seen[-1]
 
     monkeypatch.setattr(mask_tables._Builder, "_launch", read)
-    site = Site("cuda", "bfloat16", BATCH, HEADS, HEADS, LENGTH, LENGTH, 128, 128, AttentionSpec(mask, 0.1))
-    mask_tables.build(MaskData.of(mask, operands(mask), (BATCH, HEADS, HEADS, LENGTH, LENGTH)), plan(site, "sm_90"))
-    assert "write_rows" in seen
+    packed = Rows((LENGTH,))
+    batch, length = (1, packed.rows) if text == PACKED else (BATCH, LENGTH)
+    site = Site("cuda", "bfloat16", batch, HEADS, HEADS, length, length, 128, 128, AttentionSpec(mask, 0.1))
+    tensors = packed.operands() if text == PACKED else operands(mask)
+    mask_tables.build(MaskData.of(mask, tensors, (batch, HEADS, HEADS, length, length)), plan(site, "sm_90"))
+    assert ("write_document_tables" if text == PACKED else "write_rows") in seen
 
 
 CALLS = [

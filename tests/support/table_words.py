@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from dash_inductor.kernels.common import document_tiles as work_lists
+from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData, MaskTables
+from dash_inductor.kernels.reference import tables as reference_tables
 from dash_inductor.model.components import Component, Dense, Dilated, HeadInterval, Interval, Keys, Segments
-from dash_inductor.model.mask import ROW_BLOCK, Band
+from dash_inductor.model.mask import ALIGNMENT, ROW_BLOCK, Band
 from dash_inductor.model.plan import Plan, Tiles
 from dash_inductor.schedule.schedules import define, supports
 from dash_inductor.schedule.table_tile_schedule import TILE_BITS
@@ -160,6 +162,28 @@ def same_work_lists(rng: random.Random, device: str = "cpu") -> None:
     used = 1 + int(expected[0, 0])
     assert found.shape == expected.shape == work_lists.size(rows.rows)
     assert torch.equal(found[:used], expected[:used]), (rows, band)
+
+
+def same_document_tables(rng: random.Random, alignment: int = ALIGNMENT, device: str = "cpu") -> None:
+    """The tables that kernels build for random packed documents are those of the definition."""
+    edges = (0, 1, alignment - 1, alignment, alignment + 1, rng.randrange(5 * alignment))
+    lengths = tuple(rng.choice(edges) for _ in range(rng.choice((0, 1, 3, 9))))
+    rows = Rows((*lengths, 1), rng.choice((0, 1, alignment + 3)), alignment // 2, alignment)
+    lo, hi = rng.choice((None, 0, -rng.randrange(3 * alignment))), rng.choice((None, rng.randrange(3 * alignment)))
+    band = Band(lo, hi, "top_left" if lo is None and hi is None else rng.choice(("top_left", "bottom_right")))
+    dtype, step = rng.choice((torch.int32, torch.int64)), rng.choice((1, 2))
+    queries, keys, *places = rows.operands()
+    ids = [side.to(dtype).repeat_interleave(step, 1)[:, ::step] for side in (queries, keys)]
+    sizes = 1, 4, 2, rows.rows, rows.rows
+    blocks = [alignment >> i for i in range(3)]
+    schedule = rng.choice([name for name in mask_tables.SHIFTED if supports(name, band) is None])
+    tiles = Tiles(rng.choice(blocks), rng.choice(blocks), 8, 2)
+    plan = Plan("hopper", schedule, "hopper", tiles, forward_tiles=Tiles(2 * ROW_BLOCK, alignment, 8, 2))
+    on_device, defined = (
+        MaskData.of(mask_of(band), [t.to(of) for t in (*ids, *places)], sizes) for of in (device, "cpu")
+    )
+    found = MaskTables(*(t.cpu() for t in mask_tables.build(on_device, plan)))
+    same_tables(found, reference_tables.build(defined, plan))
 
 
 BATCHES = ("documents", "one document", "ids that return", "single tokens", "short documents")

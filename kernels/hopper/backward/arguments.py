@@ -79,16 +79,17 @@ class MaskKind(NamedTuple):
     """The kind of a mask, as compile-time constants.
 
     HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
-    HAS_DENSE: the kernel reads mask bits, see `data.BackwardData`; VARLEN_ROWS: padded rows per row block of a varlen
-    layout, 0 without one; HAS_RANGES: some form `is_range`; BY_HEAD: each query head has vectors of its own; SHARED:
-    how many of the mask's per-query vectors are in shared memory, from the first; FORMS, Q_ROWS, KV_ROWS, QUERIES,
-    KEYS: see `common.relations.Layout`.
+    HAS_DENSE: the kernel reads mask bits, see `data.BackwardData`; AHEAD: it does so before it computes probabilities;
+    VARLEN_ROWS: padded rows per row block of a varlen layout, 0 without one; HAS_RANGES: some form `is_range`; BY_HEAD:
+    each query head has vectors of its own; SHARED: how many of the mask's per-query vectors are in shared memory, from
+    the first; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
     """
 
     HAS_LO: bool
     HAS_HI: bool
     EVEN_KV: bool
     HAS_DENSE: bool
+    AHEAD: bool
     VARLEN_ROWS: int
     HAS_RANGES: bool
     BY_HEAD: bool

@@ -175,8 +175,8 @@ class Kernels:
         even = p.even_kv and self.schedule.parts == 1
         vectors = Layout.of(()) if p.traits.of_pairs else layout(p.traits)  # bits of pairs include what vectors say
         return arguments.MaskKind(
-            *p.traits.bounds, even, p.traits.of_pairs, p.row_block, vectors.has_ranges, p.traits.by_head,
-            min(vectors.QUERIES, self.config.shared_vectors), **vectors._asdict(),
+            *p.traits.bounds, even, p.traits.of_pairs, self.config.bits_ahead, p.row_block, vectors.has_ranges,
+            p.traits.by_head, min(vectors.QUERIES, self.config.shared_vectors), **vectors._asdict(),
         )  # fmt: skip
 
     @property

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.mask_data import MaskData
-from dash_inductor.model import AttentionSpec, Mask, Site
+from dash_inductor.model import AttentionSpec, Band, Mask, Site
 from dash_inductor.planning import plan
 from dash_inductor.upstream.triton_compiler import ASTSource, GPUTarget
+
+from ...support.varlen_layout import Rows, mask_of
 
 TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8"}
 BATCH, HEADS, LENGTH = 2, 4, 1000
@@ -63,3 +65,19 @@ def test_tables_compile(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_tables._Builder, "_launch", compile_instead)
     data = MaskData.of(mask, operands(mask), (BATCH, HEADS, HEADS, LENGTH, LENGTH))
     mask_tables.build(data, plan(site, "sm_90"))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("band", [Band(), Band(0), Band(0, 99)], ids=str)
+def test_tables_of_packed_documents_compile(band: Band, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, launched = Rows((300, 1, 64)), list[str]()
+    sizes = 1, HEADS, HEADS, rows.rows, rows.rows
+    site = Site("cuda", "bfloat16", *sizes, dim, dim, AttentionSpec(mask_of(band), 0.1))
+
+    def compiled(self: Any, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        launched.append(kernel.__name__)
+        compile_instead(self, kernel, *arguments, **constants)
+
+    monkeypatch.setattr(mask_tables._Builder, "_launch", compiled)
+    mask_tables.build(MaskData.of(mask_of(band), rows.operands(), sizes), plan(site, "sm_90"))
+    assert launched == ["write_document_tables"]

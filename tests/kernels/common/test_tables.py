@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from dash_inductor.errors import ArgumentError
 from dash_inductor.kernels.common import mask_tables
 from dash_inductor.kernels.common.compiling import compile_kernel, schedule_module
-from dash_inductor.kernels.common.device import segment_ids, tables, tile_pairs
+from dash_inductor.kernels.common.device import document_tables, segment_ids, tables, tile_pairs
 from dash_inductor.kernels.common.device.relations.between import KV_RANGES, RANKS
 from dash_inductor.kernels.common.device.relations.congruent import PROGRESSIONS
 from dash_inductor.kernels.common.device.relations.equal import SEGMENT_IDS
@@ -37,6 +37,7 @@ COUNTS = {
     "head_intervals": (4, 30),
     "dilations": (1, 12),
     "documents": (4, 40),
+    "packed_documents": (6, 200),
     "documents_of_masks": (6, 60),
     "verdicts": (6, 60),
     "dense": (1, 3),
@@ -71,13 +72,12 @@ ALL, OF_VECTORS = (
 OF_INTERVALS = tile_pairs.Mask(True, True, *RANKED, True, False, True, False)
 OF_PROGRESSIONS = tile_pairs.Mask(True, True, *Layout.of([PROGRESSIONS]), False, False, True, False)
 OF_KV_RANGES = tile_pairs.Mask(True, True, *OF_POSITIONS, False, True, True, False)
-STRIDES = dict.fromkeys(
-    ("ids_b", "ids_i", "kv_ids_b", "kv_ids_j", "valid_b", "valid_j", "dense_b", "dense_h", "dense_i", "dense_j"), "i64"
-)
+OF_IDS, OF_DENSE = ("ids_b", "ids_i", "ids_j", "kv_ids_b", "kv_ids_j"), ("dense_b", "dense_h", "dense_i", "dense_j")
+STRIDES = dict.fromkeys((*OF_IDS, *OF_DENSE, "valid_b", "valid_j"), "i64")
 TYPES = {
     **STRIDES,
     **dict.fromkeys(("Q_IDS", "KV_IDS", "STARTS"), "*i64"),
-    **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND"), "*i1"),
+    **dict.fromkeys(("VALID", "DENSE", "Q_FOUND", "KV_FOUND", "KEYS_SEEN"), "*i1"),
     **dict.fromkeys(
         (
             "Q_SEGMENT_IDS",
@@ -96,7 +96,7 @@ TYPES = {
     **dict.fromkeys(("KINDS", "FINE"), "*i8"),
     "SEEN_BITS": "*i32",
 }
-BENT = schedule_module("bent_fold", Band(0))
+BENT, SPT = schedule_module("bent_fold", Band(0)), schedule_module("spt", Band(0, 99))
 TOKENS = {"TOKENS": segment_ids.Tokens(mask_tables.TOKENS, mask_tables.PARTNERS, mask_tables.TOKEN_TILES)}
 DENSE_PAIRS = tile_pairs.Pairs(64, 128, mask_tables.DENSE_Q_TILES, mask_tables.DENSE_KV_TILES, mask_tables.LINES)
 PAIRS = tile_pairs.Pairs(64, 128, mask_tables.Q_TILES, mask_tables.KV_TILES, mask_tables.LINES)
@@ -122,6 +122,12 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         tables.write_tile_schedules,
         {**TILE_SCHEDULE, "TILE_SCHEDULE_LENGTH": BENT.dash_visits, "Q_TILE": BENT.dash_q_tile,
             "COLUMNS": mask_tables.COLUMNS},
+    ),
+    "write_document_tables": (
+        document_tables.write_document_tables,
+        {"TILE_SCHEDULE_LENGTH": SPT.dash_visits, "Q_TILE": SPT.dash_q_tile, "RANK": SPT.dash_rank,
+            "KV_RANGE": SPT.dash_kv_range, "ALIGNMENT": mask_tables.ALIGNMENT, "SLOTS": mask_tables.SLOTS,
+            "COLUMNS": mask_tables.COLUMNS, **TILE_SCHEDULE},
     ),
     "write_rows": (
         tables.write_rows,

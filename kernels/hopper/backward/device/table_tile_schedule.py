@@ -198,17 +198,20 @@ class TableMask:
 
     @gluon.jit
     def ask(self, packed_tile, PIECE: gl.constexpr):
-        """Loads what `applied` needs from memory: with a dense mask, the words of bits of the piece, int32 [threads],
-        zeros where the mask does not cut the tile.
-        """
-        if self.tile_schedule.MASK.HAS_DENSE:
-            schedule = self.tile_schedule
-            work = schedule.work
-            pair = schedule.row(here(self.kv)) * work.n_q + schedule.q_tile(packed_tile)
-            cut = packed_tile >> MASKED != 0
-            return ask_seen(schedule.data.seen_bits, pair, cut, work.BLOCK_KV * work.BLOCK_Q, PIECE, self.LAYOUT)
+        """Loads what `applied` reads, ahead of its use: with MASK.AHEAD, the words of bits of the piece."""
+        if self.tile_schedule.MASK.HAS_DENSE and self.tile_schedule.MASK.AHEAD:
+            return self._words(packed_tile, PIECE)
         else:
             return packed_tile
+
+    @gluon.jit
+    def _words(self, packed_tile, PIECE: gl.constexpr):
+        """Loads the words of bits of a piece, int32 [threads], zeros where the mask does not cut the tile."""
+        schedule = self.tile_schedule
+        work = schedule.work
+        pair = schedule.row(here(self.kv)) * work.n_q + schedule.q_tile(packed_tile)
+        cut = packed_tile >> MASKED != 0
+        return ask_seen(schedule.data.seen_bits, pair, cut, work.BLOCK_KV * work.BLOCK_Q, PIECE, self.LAYOUT)
 
     @gluon.jit
     def applied(self, p, asked, packed_tile, stage, PIECE: gl.constexpr, CUT: gl.constexpr):
@@ -220,8 +223,10 @@ class TableMask:
         """
         gl.static_assert(CUT is None)
         if packed_tile >> MASKED != 0:
-            if self.tile_schedule.MASK.HAS_DENSE:
+            if self.tile_schedule.MASK.HAS_DENSE and self.tile_schedule.MASK.AHEAD:
                 p = keep_seen(p, asked, PIECE)
+            elif self.tile_schedule.MASK.HAS_DENSE:
+                p = keep_seen(p, self._words(packed_tile, PIECE), PIECE)
             else:
                 p = self._of_vectors(p, packed_tile, stage, PIECE)
         return p

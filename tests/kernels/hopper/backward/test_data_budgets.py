@@ -103,7 +103,7 @@ def test_pinned() -> None:
 128/128 causal bent_fold bfloat16 group 1 segments dense: registers 168, spilled 40/52, shared 214636, in loops 0+0
 128/128 full ascending bfloat16 group 1 dense: registers 168, spilled 36/36, shared 214620, in loops 0+0
 192/128 causal spt bfloat16 group 1 segments: registers 168, spilled 228/272, shared 231612, in loops 9+8
-192/128 full ascending float16 group 1 dense: registers 168, spilled 232/272, shared 231068, in loops 22+0
+192/128 full ascending float16 group 1 dense: registers 168, spilled 216/260, shared 231068, in loops 11+12
 256/256 causal descending bfloat16 group 1 segments dense: registers 168, spilled 104/128, shared 214168, in loops 0+0""",  # noqa: E501
     )
 

@@ -186,7 +186,7 @@ def check_cleared(
 
 
 FLAGSHIP = DataLaunch((128, 128), 2, "bent_fold", Band(0), 200, 100, group=2, batch=2, kinds=("packed", "left padding"))
-_MASKED = "if packed_tile >> MASKED != 0:\n            work = self.tile_schedule.work"
+_MASKED = "if packed_tile >> MASKED != 0:\n            if self.tile_schedule.MASK.HAS_DENSE"
 CONTROLS = {
     "rank and flag together": (
         "(packed_tile >> PACKED_TILE_BITS) & ((1 << PACKED_TILE_BITS) - 1)",
@@ -195,10 +195,10 @@ CONTROLS = {
     "q tile and rank together": ("packed_tile & ((1 << PACKED_TILE_BITS) - 1)", "packed_tile"),
     "the mask is forgotten": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "False")),
     "the mask of full tiles": (_MASKED, _MASKED.replace("packed_tile >> MASKED != 0", "True")),
-    "the table of the first batch element": ("table = work.batch * self.data.table_b", "table = self.data.table_b"),
-    "the next packed tile id": ("(self._row(kv) * self.work.n_q + step)", "(self._row(kv) * self.work.n_q + step + 1)"),
-    "keys of the first batch element": ("((self.MASK.KEYS * work.batch + i) * work.kv_len + keys)", "(keys)"),
-    "queries of the first batch element": ("(QUERIES * work.batch * work.q_len + positions)", "(positions)"),
+    "the table of the first batch element": ("return self.work.batch * self.data.table_b", "return self.data.table_b"),
+    "the next packed tile id": ("(self.row(kv) * self.work.n_q + step)", "(self.row(kv) * self.work.n_q + step + 1)"),
+    "keys of the first batch element": ("((self.MASK.KEYS * self.element() + i) * work.kv_len + keys)", "(keys)"),
+    "queries of the first batch element": ("(QUERIES * self.element() * work.q_len + positions)", "(positions)"),
     "segment ids of the first half": ("gl.minimum(rows + piece * ROWS, ", "gl.minimum(rows, "),
     "segment ids in the stage of the first half": ("(stage * PIECES + piece)", "(stage * PIECES)"),
     "segment ids that nobody waits for": ("async_copy.mbarrier_arrive(full)", "pass"),
@@ -225,7 +225,7 @@ CONTROLS = {
         "    fence_async_shared()\n    role_barrier()\n    mbarrier.arrive",
         "    mbarrier.arrive",
     ),
-    "seen keys of the first batch element": ("row = work.batch * self.data.table_b", "row = self.data.table_b"),
+    "seen keys of the first batch element": ("self.data.keys_seen, self._table()", "self.data.keys_seen, 0"),
     "the half that is not": (
         "hidden = blind_queries(shared.lse.index(piece))",
         "hidden = blind_queries(shared.lse.index(stage))",

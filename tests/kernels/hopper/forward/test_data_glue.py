@@ -452,7 +452,7 @@ CONTROLS = {
     ),
     "bits in another order": (DENSE_BY_HEAD, WRONG, "permute([0, 5, 1, 3, 4, 2, 6])", "permute([0, 1, 5, 3, 4, 2, 6])"),
     "consumers use the packed tile ids of the first": (REPEATED, "", "(16 + 2 * CONSUMER)", "(16 + 0 * CONSUMER)"),
-    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, segment_ids, b, rows, kv)", "pass"),
+    "nothing hidden": (PACKED, WRONG, "s = data.hide(work, s, segment_ids, element, rows, kv)", "pass"),
     "values of unseen keys": (PADDED, WRONG, "        clear(shared.v.index(stage), hidden)\n", ""),
     "values cleared before they are there": (
         PADDED,
