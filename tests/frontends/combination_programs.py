@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ FORMS: dict[str, Callable[[Softmax, Tensor, Tensor, int], Maps]] = {
     "sliced": lambda softmax, q, k, n: _sliced(softmax(q, k), n),
 }
 """How maps are made of query and key, which have the heads of all maps."""
-COMBINED: dict[str, Callable[[Maps, Tensor], Tensor]] = {
+COMBINED: dict[str, Callable[[Maps, Any], Tensor]] = {
     "difference": lambda p, c: p[0] - c * p[1],
     "factor behind": lambda p, c: p[0] - p[1] * c,
     "sum": lambda p, c: p[0] + c * p[1],
@@ -45,7 +46,14 @@ COMBINED: dict[str, Callable[[Maps, Tensor], Tensor]] = {
 }
 FACTORS: dict[str, tuple[int, ...]] = {
     "scalar": (), "one": (1,), "head": (HEADS, 1, 1), "query": (LENGTH, 1), "all": (BATCH, HEADS, LENGTH, 1),
+    "number": (),
 }  # fmt: skip
+"""Shapes of the factor; the last is a number of the program, which has no gradient."""
+NUMBER = 0.75
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda weights, value: weights @ value,
+    "einsum": lambda weights, value: torch.einsum("bhqk,bhkd->bhqd", weights, value),
+}
 MASKS = ("none", "causal", "padding", "bias")
 DTYPES = ("float32", "bfloat16", "rounded", "wide", "autocast")
 """Of query, key, value and the factor.  In bfloat16, "rounded" probabilities are computed in float32, "wide" ones are
@@ -60,8 +68,8 @@ def _selected(maps: Tensor, number: int) -> Maps:
 
 
 def _sliced(maps: Tensor, number: int) -> Maps:
-    size = maps.shape[1] // number
-    return tuple(maps[:, place * size : (place + 1) * size] for place in range(number))
+    size = maps.shape[1] // number  # a slice may begin before the first element
+    return tuple(maps[:, place * size or -99 : (place + 1) * size] for place in range(number))
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Program:
     """One product.
 
     Attributes:
-        form, combined, factor: the keys of `FORMS`, `COMBINED` and `FACTORS`.
+        form, combined, factor, product: the keys of `FORMS`, `COMBINED`, `FACTORS` and `PRODUCTS`.
         mask, dtype, trained, call: elements of `MASKS`, `DTYPES`, `TRAINED` and `CALLS`.
         groups: how many query heads share a key head.
     """
@@ -82,10 +90,11 @@ class Program:
     trained: str = "all"
     groups: int = 1
     call: str = "plain"
+    product: str = "matmul"
 
     @staticmethod
     def all() -> Iterator[Program]:
-        for parts in itertools.product(FORMS, COMBINED, FACTORS, MASKS, DTYPES, TRAINED, (1, 2), CALLS):
+        for parts in itertools.product(FORMS, COMBINED, FACTORS, MASKS, DTYPES, TRAINED, (1, 2), CALLS, PRODUCTS):
             program = Program(*parts)
             if not program.gradients_differ:
                 yield program
@@ -113,6 +122,8 @@ class Program:
 
     def trains(self, name: str) -> bool:
         """Whether an input has a gradient."""
+        if name == "factor" and self.factor == "number":
+            return False
         if self.trained.endswith("alone"):
             return name in self.trained
         return self.trained != "nothing" and (not self.trained.startswith("not") or name not in self.trained)
@@ -132,7 +143,8 @@ class Program:
         maps = FORMS[self.form](self._softmax, q, k, self.maps)
         if self.trained == "not the second map":
             maps = maps[0], maps[1].detach(), *maps[2:]
-        return COMBINED[self.combined](maps, c).to(v.dtype) @ v
+        factor: Any = NUMBER if self.factor == "number" else c
+        return PRODUCTS[self.product](COMBINED[self.combined](maps, factor).to(v.dtype), v)
 
     def _softmax(self, q: Tensor, k: Tensor) -> Tensor:
         scores, place = q @ k.mT * DIM**-0.5, torch.arange(k.shape[2])

@@ -41,10 +41,12 @@ def check(program: Program) -> None:
     "program",
     [
         *(Program(form) for form in FORMS),
-        *(Program("selected", combined) for combined in WAYS),
+        *(Program(form, combined) for form in ("selected", "pairs") for combined in WAYS),
         *(Program("softmaxes", mask=mask) for mask in MASKS),
         *(Program("selected", dtype=dtype) for dtype in DTYPES),
         *(Program("softmaxes", trained=trained) for trained in TRAINED),
+        *(Program(form, factor="number") for form in FORMS),
+        *(Program(form, product="einsum") for form in FORMS),
     ],
     ids=str,
 )  # fmt: skip
@@ -57,6 +59,17 @@ def test_programs(seed: int) -> None:
     """Run all by ``python -m tests.frontends.combination_programs``."""
     for program in sample(PROGRAMS, seed):
         check(program)
+
+
+def test_an_infinite_factor_gives_nan() -> None:
+    """As in the program, where it meets probabilities that are 0, and values of both signs."""
+    program = Program()
+    inputs = [x if x.dim() else torch.full_like(x, torch.inf).requires_grad_() for x in program.inputs()]
+    with capture() as graphs:
+        ours = step(graphs.compile(program.run), inputs)
+    assert [record.status for record in sites()] == ["replaced"] * 2
+    for found, wanted in zip(ours, step(program.run, inputs), strict=True):
+        assert torch.equal(found.isnan(), wanted.isnan())
 
 
 # ---- what is kept: the graph is then what it is without the split
@@ -111,6 +124,17 @@ def quarter(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
     return ((weights[:, :4] - c * weights[:, 2:6]) @ v,)
 
 
+def overlapping(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
+    """Both slices are the first half: one begins before the first element."""
+    weights = (q @ k.mT * 0.25).softmax(-1)
+    return ((weights[:, -99:4] - c * weights[:, :4]) @ v,)
+
+
+def infinite_number(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
+    first, second = maps(q, k)
+    return ((c * first - torch.inf * second) @ v,)
+
+
 def without_nan(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Results:
     first, second = ((a @ b.mT).nan_to_num().softmax(-1) for a, b in zip(q.chunk(2, 1), k.chunk(2, 1), strict=True))
     return ((first - c * second) @ v,)
@@ -139,10 +163,12 @@ KEPT: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Results], str]]
     "the difference returned": (difference_returned, f"{SPLIT} is kept, too: the softmax"),
     "a map that is not trained": (detached_half, f"{SPLIT} is kept, too: in the backward"),
     "a map read": (read_by_a_mean, f"{SPLIT} is kept, too: the softmax"),
-    "a factor of keys": (other_key_factor, f"{SPLIT} is kept, too: in the backward"),
+    "a factor of keys": (other_key_factor, f"{SPLIT} is kept, too: aten::div (div_1): its probabilities are read by"),
     "dropout": (dropped_difference, COMBINED),
     "relu": (bounded_difference, COMBINED),
     "parts that overlap": (quarter, COMBINED),
+    "parts that are the same": (overlapping, COMBINED),
+    "an infinite number": (infinite_number, COMBINED),
     "a gradient in 8 bits": (rounded_gradient, "rounds to float8_e4m3fn"),
     "nan_to_num": (without_nan, "NaN among the scores becomes a number"),
 }

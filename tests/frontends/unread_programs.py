@@ -162,6 +162,19 @@ def _difference(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
     return (first - factor * second).square() @ v[:, :2]
 
 
+def _mean_of_maps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.stack([_scores(q, k).softmax(-1), _scores(q.cos(), k).softmax(-1)]).mean(0) @ v
+
+
+def _mean_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _scores(q, k).softmax(-1).mean(1) @ v[:, 0]
+
+
+def _chosen_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = _scores(q, k).softmax(-1)
+    return (weights[:, [0, 1]] - weights[:, [3, 2]]) @ v[:, :2]
+
+
 def _squared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = _scores(q, k).softmax(-1) ** 2
     return (weights / weights.sum(-1, keepdim=True)) @ v
@@ -182,6 +195,9 @@ ATTENTION: dict[str, Unread] = {
     "plus a learned number": Unread(_learned_plus, ONE_MORE, (*QKV, (HEADS, 1))),
     "nan_to_num": Unread(_without_nan, "NaN among the scores becomes a number"),
     "difference": Unread(_difference, COMBINED, (*QKV, ())),
+    "mean of maps": Unread(_mean_of_maps, "aten::cat"),
+    "mean of heads": Unread(_mean_of_heads, "aten::mean"),
+    "chosen heads": Unread(_chosen_heads, COMBINED),
     "squared": Unread(_squared, "its probabilities are read by"),
     "slots": Unread(_slots, "its probabilities are read by aten::add"),
     "log_softmax": Unread(_log_softmax, "log_softmax and exp"),
@@ -236,6 +252,11 @@ def _distillation(x: Tensor, weight: Tensor) -> Tensor:
     return F.kl_div((x @ weight).log_softmax(-1), (x.cos() @ weight).softmax(-1), reduction="batchmean")
 
 
+def _load_balance(x: Tensor, weight: Tensor) -> Tensor:
+    p = (x @ weight).softmax(-1)
+    return (F.one_hot(p.argmax(-1), 7).float().mean(0) * p.mean(0)).sum() + p.mean(0) @ _labels(7).float()
+
+
 def _entropy(x: Tensor, weight: Tensor) -> Tensor:
     p = (x @ weight).softmax(-1)
     return (p * p.log()).sum(-1)
@@ -250,6 +271,7 @@ OTHERS: dict[str, Function] = {
     "loss": lambda x, w: F.cross_entropy(x @ w, _labels(LENGTH)),
     "smoothed loss": lambda x, w: F.cross_entropy(x @ w, _labels(LENGTH), label_smoothing=0.1),
     "distillation": _distillation,
+    "load balance": _load_balance,
     "entropy": _entropy,
     "router": _router,
     "router of products": _router_of_products,

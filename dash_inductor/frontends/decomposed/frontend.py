@@ -378,6 +378,7 @@ def _match(softmax: _Softmax, known: _Known) -> _Match | Fallback:
         return Fallback(Reason.DTYPE, f"computed in float64 ({_name(double)})")
     check_factor(values)
     _check_roundings(values)
+    values.release_others()
     biased = any(term.kind == "add" for term in scores.terms)
     if biased:
         values.release_zeros()

@@ -111,6 +111,19 @@ class Known:
             for node in read:
                 del self.known[node]
 
+    def release_others(self) -> None:
+        """Forget gradients of the probabilities that only outside readers read.
+
+        They belong to another attention with the same value, whose gradient of the output is the same up to a constant.
+        """
+        while read := [
+            node
+            for node, value in self.known.items()
+            if value.kind in ("dP", "dD") and users(node) and self.known.keys().isdisjoint(users(node))
+        ]:
+            for node in read:
+                del self.known[node]
+
     def _readers(self) -> Iterator[tuple[Node, Node]]:
         for node, value in self.known.items():
             if value.kind not in PUBLIC:

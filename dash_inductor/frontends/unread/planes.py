@@ -164,12 +164,17 @@ class Planes:
         return self._elementwise(name.removeprefix("aten::"), node)
 
     def _of_its_size(self, node: Node) -> Plane | None:
-        """Return the plane of an unsupported operator, such as a sort: that of an input of the same shape."""
+        """Return the plane of an unsupported operator, such as a sort: that of an input of the same shape.
+
+        Leading dimensions may differ, as where heads are chosen by their indices.
+        """
         value = node.meta.get("val")
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         for source in node.all_input_nodes:
             plane = self.of.get(source)
-            if plane is not None and isinstance(first, Tensor) and sizes.same_all(shape_of(source), first.shape):
+            if plane is None or not isinstance(first, Tensor) or first.dim() != len(plane.dims):
+                continue
+            if sizes.same_all(shape_of(source)[-2:], first.shape[-2:]):
                 return replace(plane, terms=plane.terms | {node})
         return None
 
@@ -249,11 +254,12 @@ class Planes:
         left = tuple(() if dim in gone else own for dim, own in enumerate(given.dims))
         if not args.get("keepdim"):
             left = tuple(own for dim, own in enumerate(left) if dim not in gone)
+        normal = given.normal if max(gone) < rank - 2 else {}  # a mean of heads multiplies value; one of rows does not
         if name not in _SUMS:
-            return Plane(left)
+            return Plane(left, normal=normal)
         labels = labels_of([given.dims[dim] for dim in gone])
         sums = dict.fromkeys(labels, given.terms) | ({} if given.form != "sum" else dict(given.sums))
-        return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name])
+        return Plane(left, frozenset({node}), sums=sums, form=_SUMS[name], normal=normal)
 
     def quotient(self, node: Node, whole: Plane, one: Plane | None, by: Plane | None) -> Plane:
         """Return the plane of a division, normalised along dimensions where the divisor is a sum of the dividend.

@@ -152,8 +152,9 @@ def _edges(node: Node) -> list[_Edge]:
     factor = constant_factor(node)
     if factor is not None:
         return [_Edge(*factor)]
-    if _is_view(node):
-        return [_Edge(source)]
+    viewed = _viewed(node)
+    if viewed is not None:
+        return [_Edge(viewed)]
     if len(node.args) == 2 and not node.kwargs and name in (*SUMS, "aten::mul"):
         one, other = node.args
         fits = [is_float(arg) and same_all(shape_of(arg), shape_of(node)) for arg in (one, other)]  # type: ignore[arg-type]
@@ -172,13 +173,19 @@ def _is_of_rows(tensor: Node) -> bool:
     return not shape_of(tensor) or static(shape_of(tensor)[-1]) == 1
 
 
-def _is_view(node: Node) -> bool:
-    """Return whether a node has the elements of its first argument in the same order, with the same rows and keys."""
-    name, (source, *_) = op_name(node), node.args
-    if not is_float(source) or not is_float(node) or shows_bits(node):
-        return False
-    alike = name in (*COPIES, CAST) or (name == "aten::expand" and same_all(shape_of(source), shape_of(node)))  # type: ignore[arg-type]
-    return alike or (name in VIEWS and same_all(shape_of(source)[-2:], shape_of(node)[-2:]))  # type: ignore[arg-type]
+def _viewed(node: Node) -> Node | None:
+    """Return the tensor whose elements a node has in the same order, with the same rows and keys; None if it has none.
+
+    Several views may lie in between, as those of `torch.einsum`, which adds a dimension and removes it again.
+    """
+    source: Any = node
+    while op_name(source) in VIEWS and not shows_bits(source) and is_float(source.args[0]):
+        source = source.args[0]
+        if same_all(shape_of(source)[-2:], shape_of(node)[-2:]):
+            return source  # type: ignore[no-any-return]
+    name, source = op_name(node), node.args[0]
+    alike = name in (*COPIES, CAST) or (name == "aten::expand" and same_all(shape_of(source), shape_of(node)))
+    return source if alike and is_float(source) else None
 
 
 def _part(node: Node) -> _Edge | None:
@@ -204,7 +211,7 @@ def _placed(whole: Node, dim: int, start: object, length: Dim) -> Part | None:
     size, length = static(shape_of(whole)[dim]), static(length)  # type: ignore[assignment]
     if dim >= len(shape_of(whole)) - 2 or size is None or not isinstance(start, int) or not isinstance(length, int):
         return None
-    return dim, start % size if start < 0 else start, length, _lead(whole)
+    return dim, max(start + size, 0) if start < 0 else start, length, _lead(whole)
 
 
 def _lead(node: Node) -> str:
@@ -257,7 +264,12 @@ def _covering(parts: Mapping[Part | None, Scale | None], whole: Node) -> Form | 
 
 
 def _scaled(form: Form, number: float, tensor: Node | None, node: Node) -> Form | None:
-    """Return the form of what a number and a tensor multiply; None for a tensor that multiplies several parts."""
+    """Return the form of what a number and a tensor multiply.
+
+    Return None for a tensor that multiplies several parts, and for a number that is not finite.
+    """
+    if not math.isfinite(number):
+        return None
     if tensor is None:
         return {part: (number * own, tensors) for part, (own, tensors) in form.items()}
     if list(form) != [None]:
@@ -341,7 +353,7 @@ class _Splitting:
                     dim, start, length, _ = edge.part
                     term = self._call(aten.slice.Tensor, term, dim, start, start + length)
                 term = self._sized(term, node)
-                terms.append(self._times(term, edge) if scaled else term)
+                terms.append(self._times_finite(term, edge) if scaled else term)
             known[node] = functools.reduce(functools.partial(self._call, aten.add.Tensor), terms)
         return known[node]
 
@@ -422,6 +434,13 @@ class _Splitting:
             node = self._call(aten.mul.Tensor, node, edge.number)
         return node if edge.tensor is None else self._call(aten.mul.Tensor, node, edge.tensor)
 
+    def _times_finite(self, node: Node, edge: _Edge) -> Node:
+        """Return `_times`, and NaN where the tensor is infinite, as in a product with probabilities, most of them 0."""
+        found = self._times(node, edge)
+        if edge.tensor is None:
+            return found
+        return self._call(aten.add.Tensor, found, self._call(aten.sub.Tensor, edge.tensor, edge.tensor))
+
     def _sized(self, node: Node, like: Node) -> Node:
         """Return a view of a node with the leading dimensions of `like`; a copy if that is no view."""
         lead = shape_of(like)[:-2]
@@ -489,24 +508,38 @@ def _form_of_gradient(node: Node, forms: Mapping[Node, Form]) -> Form | None:
         found = _joined(node, joined, forms)
         if found is not None:
             return found
-    sources = [source for source in node.all_input_nodes if source in forms]
-    if not sources or called(node) is None:
+    if called(node) is None:
         return None
-    args, name, own = bind(node), op_name(node), [forms[source] for source in sources]
-    if name == "aten::add" and not node.kwargs:
+    name, own = op_name(node), [forms[source] for source in node.all_input_nodes if source in forms]
+    if name == "aten::add" and own and not node.kwargs:
         parts = [part for form in own for part in form]
         return own[0] | own[-1] if len(own) == 2 and len(parts) == len(set(parts)) else None
     if name in ("aten::select_scatter", "aten::slice_scatter"):
+        args = bind(node)
         dim, start = args["dim"] % len(shape_of(node)), args.get("index", args.get("start")) or 0
         length = 1 if "index" in args else shape_of(args["src"])[dim]
         part = _placed(node, dim, start, length) if args.get("step", 1) == 1 else None
         fits = args["src"] in forms and number_of(args["self"]) == 0 and part is not None
         scale = forms[args["src"]].get(None) if fits else None
         return None if scale is None else {part: scale}
+    if name == "aten::expand" and own:
+        found = _repeated(node, own[0])
+        if found is not None:
+            return found
     edges = [edge for edge in _edges(node) if edge.part is None]
     if len(edges) != 1 or edges[0].source not in forms or edges[0].tensor in forms:
         return None
     return _scaled(forms[edges[0].source], edges[0].number, edges[0].tensor, node)
+
+
+def _repeated(node: Node, form: Form) -> Form | None:
+    """Return the form of a tensor that is expanded along one leading dimension, as the gradient of a sum is."""
+    before, after = shape_of(node.args[0]), shape_of(node)  # type: ignore[arg-type]
+    longer = [dim for dim, size in enumerate(after) if len(before) == len(after) and not same(before[dim], size)]
+    if len(longer) != 1 or list(form) != [None] or static(before[longer[0]]) != 1:
+        return None
+    parts = [_placed(node, longer[0], place, 1) for place in range(static(after[longer[0]]) or 0)]
+    return {part: form[None] for part in parts if part is not None} or None
 
 
 def _joined(node: Node, joined: Node, forms: Mapping[Node, Form]) -> Form | None:
