@@ -227,12 +227,12 @@ class _Builder:
         contributions = self._new(1, problem.n_q)
         functions = schedule_module(self.plan.schedule, self.shape.band)
         slots = rows // ALIGNMENT
+        blocks = document_tables.Blocks(problem.block_q, problem.block_kv, ALIGNMENT, SLOTS, COLUMNS)
         self._launch(
             document_tables.write_document_tables, (slots,), queries, keys, *both, keys_seen, visits, steps,
             contributions, queries.stride(1), keys.stride(1), slots, self.lo, self.hi, problem.n_q,
             TILE_SCHEDULE_LENGTH=functions.dash_visits, Q_TILE=functions.dash_q_tile, RANK=functions.dash_rank,
-            KV_RANGE=functions.dash_kv_range, BLOCK_Q=problem.block_q, BLOCK_KV=problem.block_kv, ALIGNMENT=ALIGNMENT,
-            SLOTS=SLOTS, COLUMNS=COLUMNS,
+            KV_RANGE=functions.dash_kv_range, BLOCKS=blocks,
         )  # fmt: skip
         of_forward = self._new(0), self._new(0), self._new(0)  # it reads `document_tiles`
         return MaskTables(*both, keys_seen, *of_forward, visits, steps, contributions, self._new(0))

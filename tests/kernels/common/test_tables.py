@@ -126,8 +126,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "write_document_tables": (
         document_tables.write_document_tables,
         {"TILE_SCHEDULE_LENGTH": SPT.dash_visits, "Q_TILE": SPT.dash_q_tile, "RANK": SPT.dash_rank,
-            "KV_RANGE": SPT.dash_kv_range, "ALIGNMENT": mask_tables.ALIGNMENT, "SLOTS": mask_tables.SLOTS,
-            "COLUMNS": mask_tables.COLUMNS, **TILE_SCHEDULE},
+            "KV_RANGE": SPT.dash_kv_range,
+            "BLOCKS": document_tables.Blocks(64, 128, mask_tables.ALIGNMENT, mask_tables.SLOTS, mask_tables.COLUMNS)},
     ),
     "write_rows": (
         tables.write_rows,
