@@ -61,7 +61,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = Cases.parse(config.getoption("--cases")).chosen([item.nodeid for item in items], durations())
+    full = {item.nodeid for item in items if item.get_closest_marker("full")}
+    chosen = Cases.parse(config.getoption("--cases")).chosen([item.nodeid for item in items], durations(), full)
     left_out = [item for item in items if item.nodeid not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

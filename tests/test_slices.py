@@ -19,6 +19,14 @@ def test_few() -> None:
     assert counts == {"tests/a.py::long": 5, "tests/a.py::short": 50, "b.py::once": 1}
 
 
+def test_what_takes_minutes_runs_in_its_slice() -> None:
+    full = {name for name in NAMES if "short" in name}
+    assert Cases.parse("few").chosen(NAMES, SECONDS, full).isdisjoint(full)
+    found = [Cases.parse(f"{number}/7").chosen(NAMES, SECONDS, full) & full for number in range(7)]
+    assert set().union(*found) == full == Cases.parse("all").chosen(NAMES, SECONDS, full) & full
+    assert sum(map(len, found)) == len(full)
+
+
 @pytest.mark.parametrize("slices", [1, 3, 10])
 def test_all_slices_are_everything(slices: int) -> None:
     few = Cases.parse("few").chosen(NAMES, SECONDS)

@@ -6,7 +6,7 @@ of a function of which one case takes longer than `LONG`.
 ``--cases all``, the default, runs everything.
 
 `tests/durations.json` says how long functions take; ``python tools/durations.py`` writes it.  A function that it does
-not name is short or new, and runs whole.
+not name is short or new, and runs whole.  Cases with the marker `full` run in their slices only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import pytest
@@ -58,20 +58,20 @@ class Cases:
             raise pytest.UsageError(f"--cases={text!r} is not allowed: expected all, few, or K/N with 0 <= K < N")
         return cls(int(match[1]), int(match[2]))
 
-    def chosen(self, names: Sequence[str], seconds: Mapping[str, float]) -> set[str]:
+    def chosen(self, names: Sequence[str], seconds: Mapping[str, float], full: Set[str] = frozenset()) -> set[str]:
         """The tests that run, of those with these node ids.
 
         Args:
             names: node ids.
             seconds: how long a case of a function takes, by the function's node id.
+            full: the node ids of those that run in their slices only.
         """
         of_function: dict[str, list[str]] = defaultdict(list)
-        for name in names:
+        for name in (name for name in names if name not in full):
             of_function[function(name)].append(name)
-        found: set[str] = set()
+        found = {case for case in names if self._has(case)}
         for name, cases in of_function.items():
-            always = sorted(cases, key=_mixed)[: _few(seconds[name])] if name in seconds else cases
-            found |= set(always) | {case for case in cases if self._has(case)}
+            found.update(sorted(cases, key=_mixed)[: _few(seconds[name])] if name in seconds else cases)
         return found
 
     def _has(self, case: str) -> bool:
