@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import textwrap
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
@@ -58,9 +59,21 @@ class Request:
         return None if self.data is None else self.data.documents
 
 
+class _WrappedLines(argparse.HelpFormatter):
+    """Wraps each line of a help text by itself; what follows a line stays in the column of its last part."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        found: list[str] = []
+        for line in text.splitlines():
+            (prefix,) = re.findall(r"^\s*(?:\S+(?: \S+)*  +)?", line)
+            indent = " " * min(len(prefix), width // 2)
+            found += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False)
+        return found
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command line arguments that describe a site, as the function `request` reads them."""
-    parser.formatter_class = argparse.RawTextHelpFormatter
+    parser.formatter_class = _WrappedLines
     parser.add_argument(
         "--shape", required=True, metavar="B,Hq,Hkv,Sq,Skv,D[,Dv]",
         help="batch, query heads, kv heads, queries, keys, head dims of q and k, and of v",

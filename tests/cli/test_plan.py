@@ -33,6 +33,18 @@ def asked(*words: str) -> Request:
     return request(parser.parse_args(words))
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_has_the_width_of_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = argparse.ArgumentParser()
+    site_arguments.add_arguments(parser)
+    lines = parser.format_help().splitlines()
+    assert max(map(len, lines)) <= columns
+    words = site_arguments.MASKS.split()
+    assert [word for line in lines for word in line.split() if word in words].count("head_interval") == 1
+    assert not set(words) - {word for line in lines for word in line.split()}
+
+
 def printed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
     assert main(["plan", *words]) == status
     return capsys.readouterr().out
