@@ -82,7 +82,7 @@ test-newest:
 # on two cores, or CASES=K/N for a part.  Tests of programs are skipped without `make .programs/.ready`.
 test-models: CASES := $(if $(filter few,$(CASES)),all,$(CASES))
 test-models: $(READY)
-	$(PYTHON) -m pytest -n 2 -m "full and not gpu" --cases $(CASES) $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "full and not gpu" --cases $(CASES) $(PYTEST_ARGS)
 
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.
 model-table: $(READY) .programs/.ready

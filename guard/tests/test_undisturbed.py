@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -70,9 +71,15 @@ def marked(names: Any, quick: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """All kinds that are wanted, of one set of three processes: with another number DDP rounds as it divides."""
-    full = any(item.path == request.path and item.get_closest_marker("full") for item in request.session.items)
-    names = [*(KINDS if full else QUICK), *(f"{DDP}/{c}" for c in (CONTROLS if full else [QUICK_CONTROL]))]
-    names += [f"{name}/{undisturbed.TRACES}" for name in TRACES if full]
+    items: Any = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+
+    def wanted(test: Callable[..., None], name: str) -> list[str]:
+        return [item.callspec.params[name] for item in items if item.originalname == test.__name__]
+
+    names = wanted(test_a_training_is_the_same_with_the_guard, "name")
+    names += [f"{DDP}/{control}" for control in wanted(test_a_check_that_leaves_something_behind_is_seen, "control")]
+    traces = wanted(test_a_backward_of_a_function_that_reaches_ddp_is_seen, "name")
+    names += [f"{name}/{undisturbed.TRACES}" for name in traces]
     return undisturbed.run(names, tmp_path_factory.mktemp("undisturbed"), world=3, seconds=900)
 
 

@@ -18,6 +18,7 @@ from dash_guard.checks.check import Check
 from dash_guard.checks.cross_rank_recompute import CrossRankRecompute
 from dash_guard.checks.replicas import Replicas
 from dash_guard.checks.stop import Stop
+from dash_guard.process import group
 from dash_guard.process.rank import Rank
 from dash_guard.recompute import micro_batch
 from dash_guard.transport.channel import Local
@@ -43,8 +44,8 @@ def state(training: Training) -> dict[str, str]:
     states = [
         value
         for optimizer in training.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        for options in optimizer.param_groups
+        for parameter in options["params"]
         for _, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: item[0])
     ]
     grads = [parameter.grad for parameter in parameters]
@@ -109,6 +110,7 @@ class Disturbs(Check):
 
 def guarded(number: int, world: int, control: str) -> Rank:
     """All checks, each in every step."""
+    group.PATIENCE = 60.0  # ranks compile for different times
     rank = Rank(number, world, Local().end(number))
     if control and control != TRACES:
         rank.checks = [Disturbs(rank, control)]
