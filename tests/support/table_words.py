@@ -176,7 +176,7 @@ def same_document_tables(rng: random.Random, alignment: int = ALIGNMENT, device:
     ids = [side.to(dtype).repeat_interleave(step, 1)[:, ::step] for side in (queries, keys)]
     sizes = 1, 4, 2, rows.rows, rows.rows
     blocks = [alignment >> i for i in range(3)]
-    schedule = rng.choice([name for name in mask_tables.SHIFTED if supports(name, band) is None])
+    schedule = rng.choice([name for name in SCHEDULES if supports(name, band) is None])
     tiles = Tiles(rng.choice(blocks), rng.choice(blocks), 8, 2)
     plan = Plan("hopper", schedule, "hopper", tiles, forward_tiles=Tiles(2 * ROW_BLOCK, alignment, 8, 2))
     on_device, defined = (
