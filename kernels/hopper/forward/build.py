@@ -154,7 +154,7 @@ class Specialisation:
     @property
     def bounds(self) -> tuple[bool, bool]:
         """Whether the kernel tests the lower and the upper bound of the band; with packed documents always the lower
-        one, which hides all keys from the tokens behind the last document.
+        one, which hides all keys from the tokens after the last document.
         """
         has_lo, has_hi = self.traits.bounds
         return has_lo or self.traits.varlen, has_hi

@@ -113,7 +113,7 @@ def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, la
 
 @gluon.jit
 def load_document_values(work, shared, desc, b, head, kv, token, it, landings, BYTES: gl.constexpr):
-    """Loads V of kv tile `kv` of a document, with zeros for keys behind its end; returns `landings`.
+    """Loads V of kv tile `kv` of a document, with zeros for keys after its end; returns `landings`.
 
     work: that of the document; token: its first token; the others are those of `load_seen_values`, but head: a kv head.
     """

@@ -104,7 +104,7 @@ def row_maxima(work, score, s):
     A thread holds two adjacent columns of every eight.  It takes the maxima of the first ones and of the second ones by
     turns: in one sequence, as a single reduction is compiled, every comparison waits for the one before.  Where matmuls
     compute the row sums, the single reduction was 1 % faster without a mask, for which no reason is known, and spills
-    less beside segment ids; so there it is replaced for plain bands alone, which have half tiles.
+    less with segment ids; so there it is replaced for plain bands alone, which have half tiles.
     """
     if score.SUMS_BY_MATMUL and not work.HALF_TILES:
         return gl.max(s, 1)

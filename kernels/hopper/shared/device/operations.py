@@ -32,7 +32,7 @@ Note [Forward progress on Hopper]
     group before this one has a lower work id in every schedule.
 
     Schedules that wait both ways have a CTA for every work id, which takes no other, and are launched cooperatively:
-    there a work id that waits behind another one could be what that one waits for.
+    there a CTA's later work id could be what its current one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
     which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its
@@ -178,7 +178,7 @@ def as_words(tile):
 DQ_ROW = gl.constexpr(256)
 """Values in a row of a dq tile as it goes to global memory, the most that a block of a descriptor may have."""
 DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
-"""Rows lie one behind the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
+"""Rows lie one after the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ leave:
 
 * `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
-  registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
+  registers along with dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
   registers reads half as much shared memory, which is what limits small head dims);
 * `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
 """
