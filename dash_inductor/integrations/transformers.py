@@ -34,8 +34,8 @@ class DeterministicCallback(TrainerCallback):  # type: ignore[misc]  # mypy does
     not.  When training ends, the flag is as it was before.
 
     Messages go to the logger of transformers: those about something that is not replaced or not deterministic as
-    warnings, others with ``log_level="info"``.  `Trainer` tells callbacks of no exception: after one, the settings stay until the
-    callback's next training, or until `end`.
+    warnings, others with ``log_level="info"``.  `Trainer` tells callbacks of no exception: after one, the settings stay
+    until the callback's next training, or until `end`.
 
     Args:
         strict, record, guard, log_to: as of `DeterministicTraining`, which also says what is raised.
