@@ -74,8 +74,9 @@ def attention(
     While dash_inductor is off, it is computed by plain PyTorch operators under the program's flag.
 
     Args:
-        query: [batch, heads, queries, head dimension].
-        key, value: [batch, key heads, keys, head dimension]; each head serves heads / key heads query heads.
+        query: [batch, heads, queries, head dimension]; float16, bfloat16 or float32 to be replaced.
+        key, value: [batch, key heads, keys, head dimension], of query's dtype; each head serves heads / key heads query
+            heads.
         mask: bool, True for visible pairs, or floats that are added to the scores; broadcasts to
             [batch, heads, queries, keys].
         causal: whether query i sees only keys 0 to i.

@@ -46,8 +46,9 @@ def flash_attn_func(
     """Computes attention.
 
     Args:
-        q: [batch, queries, heads, head dimension].
-        k, v: [batch, keys, key heads, head dimension]; each head serves heads / key heads query heads.
+        q: [batch, queries, heads, head dimension]; float16, bfloat16 or float32 to be replaced.
+        k, v: [batch, keys, key heads, head dimension], with the dtype of q; each head serves heads / key heads query
+            heads.
         dropout_p: the dropout probability of the attention weights.
         softmax_scale: the factor of the scores, by default 1 / sqrt(head dimension).
         causal: whether queries see no later keys, counted from the ends of both.

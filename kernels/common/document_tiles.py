@@ -180,9 +180,7 @@ def build_by_mask(numbers: Tensor, band: Band, tiles: Tiles, notes: Notes | None
 
 
 def reference_by_mask(numbers: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """As `build_by_mask`, in plain Python from the definition, with zeros after what is defined: for the CPU and for
-    tests.
-    """
+    """As `build_by_mask`, in Python from the definition, zeros where it is undefined: for the CPU and tests."""
     batch, length = numbers.shape
     found, elements = list[tuple[int, int, int, int]](), list[int]()
     rows: list[list[int]] = numbers.tolist()

@@ -180,9 +180,7 @@ class Specialisation:
 
     @property
     def exact_sums(self) -> bool:
-        """Whether row sums must be those of the unrounded P in fp32, because the program uses the log-sum-exp or there
-        is dropout.
-        """
+        """Whether row sums must be those of the unrounded P in fp32: the program uses the log-sum-exp, or dropout."""
         return self.traits.logsumexp or self.traits.reads("dropout")
 
     @property

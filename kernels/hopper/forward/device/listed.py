@@ -27,9 +27,7 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(packed_tile):
-    """Returns the kv tile's index (int32) in a packed tile id, which says how each consumer uses a kv tile; see Note
-    [Packed tiles].
-    """
+    """Returns the kv tile's index (int32) in a packed tile id, see Note [Packed tiles]."""
     return packed_tile & 0xFFFF
 
 

@@ -27,9 +27,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Returns the index of the CTA's next q tile in the work list, from an atomic counter; past its end if no tile is
-    left.
-    """
+    """Takes the index of the CTA's next q tile in the work list from an atomic counter; past its end, none is left."""
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 
@@ -256,9 +254,7 @@ def first_packed_tiles(work, data, place):
 
 @gluon.jit
 def document_entry(work, documents, place, q_tiles):
-    """Returns `Documents.entry` of the q tile at `place` in the work list; that of the last one for a `place` past the
-    end.
-    """
+    """Returns `Documents.entry` of the q tile at `place` in the work list, or of the last one past the end."""
     some = gl.maximum(q_tiles, 1)  # without a token there is no q tile, and what is read is not used
     _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(some) - 1), some)
     return documents.entry(q_tile)

@@ -152,9 +152,7 @@ def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def add_product(a, right, accumulator, WARPS: gl.constexpr):
-    """Issues the asynchronous matmul ``accumulator += a @ right``, with `a` in registers, rounded to the dtype of
-    `right`.
-    """
+    """Issues the matmul ``accumulator += a @ right``, with `a` in registers, rounded to the dtype of `right`."""
     layout: gl.constexpr = left_operand(accumulator_layout(a.shape[0], right.shape[1], WARPS))
     left = gl.convert_layout(a.to(right.dtype), layout, assert_trivial=True)
     return warpgroup_mma(left, right, accumulator, is_async=True)
