@@ -287,9 +287,7 @@ class _Kernels:
         return {"dk": dk, "dv": dv}
 
     def _constants(self, tiles: Tiles, parts: int = 1, *, sums_keys: bool) -> dict[str, Any]:
-        """Returns the compile-time values; with two `parts` a work id's second kv tile may be missing, so kv is not
-        even.
-        """
+        """Returns the compile-time values; a work id's second kv tile (`parts`) may be missing, so kv is not even."""
         multiple = V.graph.sizevars.statically_known_multiple_of
         even = multiple(self.q_len, tiles.block_q), multiple(self.kv_len, tiles.block_kv) and parts == 1
         return templates.compile_time_values(

@@ -80,9 +80,7 @@ class Vectors:
         return expanded(tensor, [sizes[axis] for axis in kind.axes]) if kind.broadcasts else realized(tensor)
 
     def _of_component(self, component: Component, extras: Sequence[TensorBox]) -> dict[str, TensorBox]:
-        """Returns the tensors of a component by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs the
-        full plane.
-        """
+        """Returns a component's tensors by role: of queries [batch, q_len], of keys [batch, kv_len], of pairs all."""
         relation, given = (
             component.RELATION,
             {component.ROLES[name]: extras[o.index] for name, o in component.given.items()},
@@ -111,9 +109,7 @@ class Vectors:
         return realized(Pointwise.create(device=device, dtype=torch.int64, inner_fn=value, ranges=ranges))
 
     def _of_heads(self, keys: TensorBox) -> TensorBox:
-        """Expands a vector of keys, [batch, kv_len] or [batch or 1, kv heads or 1, kv_len], to [batch, kv heads,
-        kv_len].
-        """
+        """Expands [batch, kv_len] or [batch or 1, kv heads or 1, kv_len] of keys to [batch, kv heads, kv_len]."""
         batch, _, _, kv_len = self._plane
         return expanded(keys, [batch, self._heads, kv_len], missing=1)
 

@@ -148,9 +148,7 @@ def _deaf(ran: Ran) -> tuple[str, str] | None:
 
 
 def _unsure(ran: Ran) -> bool:
-    """Whether a compiled operator would raise in eager mode: in the graph, Inductor or a pass of ours replaces
-    its kernel.
-    """
+    """Whether a compiled operator would raise in eager mode: Inductor or a pass of ours replaces its kernel."""
     return ran.compiled and ran.operator.under in (Under.RAISES, Under.NOTHING)
 
 

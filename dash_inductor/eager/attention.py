@@ -1,6 +1,4 @@
-"""Computes attention in eager programs by compiling it alone; the graph passes replace and record it as in any
-graph.
-"""
+"""Computes attention in eager programs by compiling it alone; passes replace and record it as in any graph."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class Kind(NamedTuple):
     Attributes:
         program: computes the mask from positions; None if the mask is a tensor, or there is none.
         causal: whether query i sees only keys 0 to i, in addition to the mask.
-        window: how many keys before and behind its own place a query sees, in addition to the mask; None for all.
+        window: how many keys before and after its own position a query sees, in addition to the mask; None for all.
         scale: the factor of the scores; None for 1 / sqrt(head dimension).
         softcap: the bound of the scaled scores; None for none.
         dropout: the dropout probability of the attention weights.
@@ -76,13 +74,14 @@ def attention(
     While dash_inductor is off, it is computed by plain PyTorch operators under the program's flag.
 
     Args:
-        query: [batch, heads, queries, head dimension].
-        key, value: [batch, key heads, keys, head dimension]; each head serves heads / key heads query heads.
+        query: [batch, heads, queries, head dimension]; float16, bfloat16 or float32 to be replaced.
+        key, value: [batch, key heads, keys, head dimension], of query's dtype; each head serves heads / key heads query
+            heads.
         mask: bool, True for visible pairs, or floats that are added to the scores; broadcasts to
             [batch, heads, queries, keys].
         causal: whether query i sees only keys 0 to i.
-        window: (left, right) as in flash-attn: a query sees the keys from `left` places before its own place to `right`
-            behind it, counted from the ends of queries and keys; -1 for no limit.
+        window: (left, right) as in flash-attn: a query sees the keys from `left` positions before its own to `right`
+            after it, counted from the ends of queries and keys; -1 for no limit.
         scale: the factor of the scores, by default 1 / sqrt(head dimension).
         dropout: the dropout probability of the attention weights.
         softcap: scaled scores s become ``softcap * tanh(s / softcap)``.

@@ -248,9 +248,7 @@ class _Forward(_Kernel):
         return run(query, key, value) + more
 
     def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[RunForward, tuple[Any, ...]] | None:
-        """The function that launches the forward, and the further results of the operator; None for PyTorch's
-        own kernel.
-        """
+        """The function that launches the forward, and the operator's further results; None for PyTorch's own kernel."""
         asked = self._asked(args, kwargs)
         tensors = asked.query, asked.key, asked.value
         found, launch = planned(asked), None

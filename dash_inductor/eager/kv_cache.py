@@ -16,7 +16,7 @@ from .mask_functions import Made, MaskFunction, Operand, program
 
 
 def write(cache: Tensor, new: Tensor, lengths: Tensor, entries: Tensor | None, block_table: Tensor | None) -> None:
-    """Writes keys or values of new tokens to a cache, in place, behind what it holds.
+    """Writes keys or values of new tokens to a cache, in place, after what it holds.
 
     Args:
         cache: [entries, longest, key heads, head dimension], or with a block table [blocks, block size, key heads, head
@@ -59,7 +59,7 @@ def cached_attention(
         key_cache, value_cache: as `cache` of `write`.
         lengths: int32 [batch], tokens of each sequence, of which the queries are the last ones.
         entries, block_table: as of `write`.
-        window: (left, right), how many keys before and behind its own place a query sees; -1 for all.
+        window: (left, right), how many keys before and after its own position a query sees; -1 for all.
         scale, softcap: as of `attention.attention`.
 
     Returns:
@@ -103,7 +103,7 @@ def _ranges(lengths: Tensor, queries: int, window: tuple[int, int]) -> list[Tens
 
 
 def _up_to(last: Tensor) -> MaskFunction:
-    """A mask of the keys up to a place, integers [batch, queries]."""
+    """A mask of the keys up to a position, integers [batch, queries]."""
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key <= last[batch, query]
@@ -112,7 +112,7 @@ def _up_to(last: Tensor) -> MaskFunction:
 
 
 def _between(first: Tensor, last: Tensor) -> MaskFunction:
-    """A mask of the keys between two places, integers [batch, queries]."""
+    """A mask of the keys between two positions, integers [batch, queries]."""
 
     def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= first[batch, query]) & (key <= last[batch, query])

@@ -30,8 +30,9 @@ def scaled_dot_product_attention(
     """Computes what PyTorch's function of this name computes, deterministically, with its arguments.
 
     Args:
-        query: [..., heads, queries, head dimension], or [batch, queries, head dimension].
-        key, value: [..., key heads, keys, head dimension], or [batch, keys, head dimension].
+        query: [..., heads, queries, head dimension], or [batch, queries, head dimension]; float16, bfloat16 or float32
+            to be replaced.
+        key, value: [..., key heads, keys, head dimension], or [batch, keys, head dimension], with the dtype of query.
         attn_mask: bool, True for visible pairs, or floats that are added to the scores; broadcasts to
             [..., heads, queries, keys].
         dropout_p: the dropout probability of the attention weights.

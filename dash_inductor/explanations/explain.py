@@ -246,9 +246,7 @@ class _Result:
 
 @contextmanager
 def _unchanged(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[None]:
-    """Restores attributes, parameters and buffers of the call's modules to which Python code assigns inside
-    the block.
-    """
+    """Restores attributes, parameters and buffers of the call's modules that Python code assigns in the block."""
     seen = [fn, getattr(fn, "__self__", None), *_variables(fn), *args, *kwargs.values()]
     modules = {part for root in seen if isinstance(root, torch.nn.Module) for part in root.modules()}
     held = [vars(part) for part in modules]

@@ -66,8 +66,8 @@ def infinity_in(factor: Node) -> Node | None:
     """Return a node that gives a factor an infinite number or a NaN, whatever the data are; None without one.
 
     That is a number in the graph, or a quotient by positions or a logarithm of them that may be 0.  Such a number may
-    hide scores, as minus infinity beside positive scores does.  Products of it with query or key are NaN where their
-    signs are mixed.
+    hide scores, as a factor of minus infinity hides positive ones.  Products of it with query or key are NaN where
+    their signs are mixed.
     """
     stack, seen = [factor], set[Node]()
     while stack:

@@ -2,7 +2,7 @@
 
 The function is read from its result inwards: choices of minus infinity, or of another number that hides the score, then
 additions of values that do not depend on it, then a softcap ``c * tanh(s / c)``, innermost factors.  Known factors may
-stand anywhere behind the choices; those behind a sum are carried into its parts.  Kernels apply these steps in the same
+be anywhere inside the choices; those outside a sum multiply its parts.  Kernels apply these steps in the same
 order.  Factors that are not known, such as a learned number for each head, stand innermost: query or key is multiplied
 by them (see `factors`).
 """
@@ -47,7 +47,7 @@ class Added:
 
     Attributes:
         node: a node of the mod that does not depend on the score.
-        factor: a known number by which it is multiplied: -1 if it is subtracted; the factors behind the sum.
+        factor: a known number by which it is multiplied: -1 if it is subtracted, times the factors of the sum.
     """
 
     node: Node
@@ -188,7 +188,7 @@ def _sum(mod: Mod, node: Node) -> tuple[Node, tuple[Node, int]] | None:
 def _bounded(mod: Mod, node: Node, behind: float) -> tuple[float, tuple[ScoreFactor, ...], Node | None, float | None]:
     """Return the known and the other factors of the score, the tanh of its softcap, and the softcap.
 
-    behind: the product of the factors behind sums, by which all is multiplied.
+    behind: the product of the known factors outside of sums, by which all is multiplied.
     """
     outer, unknown, node = factors_of(mod, node)
     outer *= behind

@@ -32,9 +32,7 @@ class Temporaries:
         return self._emitter.graph
 
     def call(self, target: Callable[..., Any], *args: Any, like: Node, **kwargs: Any) -> Node:
-        """Return a temporary node ``target(*args, **kwargs)``: an existing one, or a new one with the metadata of
-        `like`.
-        """
+        """Return a temporary node ``target(*args, **kwargs)``, an existing or a new one with the metadata of `like`."""
         key = target, _token(args), _token(kwargs)
         if key not in self._known:
             sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Node)]

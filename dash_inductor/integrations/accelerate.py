@@ -25,13 +25,13 @@ class DeterministicTracker(GeneralTracker):  # type: ignore[misc]  # mypy does n
     When it is made, before the accelerator and the model, it seeds all generators, alike on all ranks, sets
     `CUBLAS_WORKSPACE_CONFIG` if the environment does not, switches PyTorch's deterministic algorithms on, and says if
     the variable was set too late.  After the first step of an optimizer, it logs how many attentions were replaced and
-    what was kept.  `end_training` restores the flag on the main process: Accelerate has trackers on no other.  Other
+    what was not.  `end_training` restores the flag on the main process: Accelerate has trackers on no other.  Other
     ranks keep the settings until their next tracker is made, or until they exit; `finish` restores them there, too.
 
-    It tracks no values, and stands beside other trackers: ``log_with=["tensorboard", DeterministicTracker()]``.
+    It tracks no values, and goes with other trackers: ``log_with=["tensorboard", DeterministicTracker()]``.
 
-    Messages go to the logger ``accelerate.dash_inductor``: those about something that is kept or not deterministic as
-    warnings, others as information, which Python shows after ``logging.basicConfig(level="INFO")``.
+    Messages go to the logger ``accelerate.dash_inductor``: those about something that is not replaced or not
+    deterministic as warnings, others as information, which Python shows after ``logging.basicConfig(level="INFO")``.
 
     Args:
         seed: as of `accelerate.utils.set_seed`.

@@ -46,12 +46,13 @@ def flash_attn_func(
     """Computes attention.
 
     Args:
-        q: [batch, queries, heads, head dimension].
-        k, v: [batch, keys, key heads, head dimension]; each head serves heads / key heads query heads.
+        q: [batch, queries, heads, head dimension]; float16, bfloat16 or float32 to be replaced.
+        k, v: [batch, keys, key heads, head dimension], with the dtype of q; each head serves heads / key heads query
+            heads.
         dropout_p: the dropout probability of the attention weights.
         softmax_scale: the factor of the scores, by default 1 / sqrt(head dimension).
         causal: whether queries see no later keys, counted from the ends of both.
-        window_size: (left, right), how many keys before and behind its place a query sees; -1 or None for all.
+        window_size: (left, right), how many keys before and after its position a query sees; -1 or None for all.
         softcap: scaled scores s become ``softcap * tanh(s / softcap)``; 0 or None for none.
         learnable_sink: [heads]; an extra score in every query's softmax, without a value.
         deterministic: not read, see the module.
@@ -146,9 +147,9 @@ def flash_attn_with_kvcache(
     """Computes the attention of the last tokens of sequences over a key/value cache; there is no gradient.
 
     Each query has the bits that it has in a forward over its whole sequence by `flash_attn_func` with the same mask,
-    from any cache and beside any other sequences: by the Hopper kernels (sm_90, 16 bits, head dimensions that are
-    multiples of 8 up to 256) and by the CPU's reference executor.  Other kernels have not been compared.  Nothing is
-    read from the device, and entries past the lengths do not matter, even if they are NaN.
+    from any cache and together with any other sequences.  That holds for the Hopper kernels (sm_90, 16 bits, head
+    dimensions that are multiples of 8 up to 256) and the CPU's reference executor; other kernels have not been
+    compared.  Nothing is read from the device, and entries past the lengths do not matter, even if they are NaN.
 
     Args:
         q: [batch, queries, heads, head dimension]; the queries are the last tokens of each sequence.
@@ -175,7 +176,7 @@ def flash_attn_with_kvcache(
     if (k is None) != (v is None):
         raise ArgumentError("k, v", [None if t is None else tuple(t.shape) for t in (k, v)], "both or neither")
     if k is not None and cache_seqlens is None:
-        raise ArgumentError("cache_seqlens", None, "the lengths behind which k and v are written")
+        raise ArgumentError("cache_seqlens", None, "the lengths after which k and v are written")
     if block_table is not None and cache_batch_idx is not None:
         raise ArgumentError("cache_batch_idx", tuple(cache_batch_idx.shape), "None with a block_table")
     by_sequence = {"block_table": block_table, "cache_batch_idx": cache_batch_idx, "k_cache": k_cache}

@@ -24,7 +24,7 @@ class DeterministicCallback(Callback):  # type: ignore[misc]  # mypy does not fo
     When it is made, it calls Lightning's `seed_everything`, data-loader workers included, and sets
     `CUBLAS_WORKSPACE_CONFIG` if the environment does not: make it before the model.  When fitting begins, it seeds
     again, switches PyTorch's deterministic algorithms on, and says if the variable was set too late.  After the first
-    step, it logs how many attentions were replaced and what was kept.  When fitting ends, also by an exception, the
+    step, it logs how many attentions were replaced and what was not.  When fitting ends, also by an exception, the
     flag is as it was before.
 
     With ``Trainer(deterministic="warn")`` the flag stays so that PyTorch warns, and a message names the operators that

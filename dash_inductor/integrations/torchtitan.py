@@ -51,7 +51,7 @@ def deterministic(config: Trainer.Config, seed: int = 0, **options: Any) -> Trai
 
     torchtitan itself then seeds, switches PyTorch's deterministic algorithms on and sets `CUBLAS_WORKSPACE_CONFIG` when
     its trainer is made (`debug.deterministic`, `debug.seed`).  After the first step, the trainer logs how many
-    attentions were replaced and what was kept; when it is closed, the flag is as before the metrics were made.
+    attentions were replaced and what was not; when it is closed, the flag is as before the metrics were made.
 
     Args:
         config: changed in place.  `compile.enable`, which compiles the model, stays as it is.

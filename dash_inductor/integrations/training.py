@@ -53,7 +53,7 @@ class DeterministicTraining:
     `begin` switches PyTorch's deterministic algorithms on (if the program has them on with `warn_only`, they stay so),
     cuDNN's timing of convolutions off, and logs which other settings of this process break determinism, as
     `dash-inductor doctor` does.  After the first step of an optimizer, one message says how many attentions were
-    replaced, and what was kept and why.  `end` restores all settings but the environment variable and the states of
+    replaced, and what was not and why.  `end` restores all settings but the environment variable and the states of
     generators.  Only the first rank logs.
 
     Args:

@@ -31,11 +31,11 @@ class DeterministicCallback(TrainerCallback):  # type: ignore[misc]  # mypy does
     to a GPU; it says when training begins if it was too late.  When training begins, it switches PyTorch's
     deterministic algorithms on and seeds all generators with `TrainingArguments.seed`; a checkpoint that is resumed
     restores their states after that.  After the first step, it logs how many attentions were replaced and what was
-    kept.  When training ends, the flag is as it was before.
+    not.  When training ends, the flag is as it was before.
 
-    Messages go to the logger of transformers: those about something that is kept or not deterministic as warnings,
-    others with ``log_level="info"``.  `Trainer` tells callbacks of no exception: after one, the settings stay until the
-    callback's next training, or until `end`.
+    Messages go to the logger of transformers: those about something that is not replaced or not deterministic as
+    warnings, others with ``log_level="info"``.  `Trainer` tells callbacks of no exception: after one, the settings stay
+    until the callback's next training, or until `end`.
 
     Args:
         strict, record, guard, log_to: as of `DeterministicTraining`, which also says what is raised.

@@ -11,7 +11,7 @@ the same as if it were computed alone.
 
 The number of rows is the largest that this number of tokens and documents can need, which is known without the data.
 
-Note [Tokens behind the last document]
+Note [Tokens after the last document]
 The operators require documents that contain all tokens.  They leave the output and the gradients of other tokens
 uninitialised, which under deterministic algorithms means NaN.  Here tokens after the last document see no key and are
 seen by no query: their output and gradients are zero.  Their rows begin at a multiple of `ALIGNMENT` and are

@@ -167,9 +167,7 @@ class Algebra:
         return None if low is None else -low
 
     def nonnegative(self, expr: sympy.Expr) -> bool:
-        """Return whether ``expr >= 0`` is proved, by ranges or by guards of the shape environment (``kv_len >=
-        q_len``).
-        """
+        """Return whether ``expr >= 0`` is proved, by ranges or by shape guards (such as ``kv_len >= q_len``)."""
         low = self.lower(expr)
         return (low is not None and low >= 0) or (not expr.is_number and self._guarded(expr))
 
@@ -352,9 +350,7 @@ class Algebra:
         return Branch(cond, then, other)
 
     def _only_point(self, cond: sympy.Expr) -> dict[sympy.Basic, sympy.Expr] | None:
-        """Return the values to which ``cond >= 0`` pins index symbols, if it has one solution (cond's maximum is 0);
-        else None.
-        """
+        """Return the index symbols' values if ``cond >= 0`` has a single solution (cond's maximum is 0); else None."""
         if self.upper(cond) != 0:
             return None
         coefficients = sympy.expand(cond).as_coefficients_dict()

@@ -123,7 +123,7 @@ class AttentionSpec:
         return ("dq", "dk", "dv", *(["dbias"] if has_dbias else []), *(["delta"] if self.delta else []))
 
     def _without(self, side: str) -> AttentionSpec:
-        """This call without the operands that only this side reads."""
+        """This spec without the operands that only this side reads."""
         dropped: dict[str, Any] = {name: None for name in self.given if OPERANDS[name].side == side}
         return replace(self, **dropped) if dropped else self
 

@@ -18,7 +18,7 @@ Shapes:
 For a packed (varlen) mask (`model.VarlenLayout`), the log-sum-exp has padded rows in place of tokens, -inf in rows that
 have none, and the other tensors are [tokens, heads, head dim], as in PyTorch's packed operators.
 
-`extras` holds the tensors to which the call refers by index, followed by the tables of `table_ops` for Hopper kernels
+`extras` holds the tensors to which the call refers by index, followed by the tables of `mask_tables` for Hopper kernels
 that read tile tables.  `spec` and `plan` are texts (`model.AttentionSpec`, `model.Plan`); `site` is the name of the
 site's record with the module path.  So every graph dump, generated code and profile shows what was decided for which
 site.

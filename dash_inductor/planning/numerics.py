@@ -8,13 +8,13 @@ from ..model.site import Site
 from .forward import Forward
 
 NUMERICS_VERSION = 17
-"""The version in numerics keys; increase it when a kernel changes gradient bits under an otherwise equal key."""
+"""The version in numerics keys; increase it when a kernel changes bits of results under an otherwise equal key."""
 
 
 def numerics_key(
     site: Site, arch: str, kernel: str, name: str, candidate: Candidate, forward: Forward, tf32: bool
 ) -> str:
-    """The numerics key of a plan: a text with everything that can change a bit of a gradient.
+    """The numerics key of a plan: a text with everything that can change a bit of the output or of a gradient.
 
     Pipeline stages, head chunk, batch size and lengths are not part of it, because they cannot change bits.
 

@@ -31,9 +31,8 @@ from .nominal import critical_path, launched_together, must_be_simulated, work
 from .numerics import components, numerics_key
 
 UPWARD = ("ascending", "spt", "two_pass")
-"""The schedules for masks with segments or an interval.  All heads have the same tile schedules and ranks, and tile
-schedules ascend: in
-descending tile schedules, all kv tiles of a document would begin at its last q tile, and wait there for one another."""
+"""The schedules for masks with segments or an interval.  Their tile schedules ascend: in descending ones, all kv tiles
+of a document would begin at its last q tile, and wait there for one another."""
 
 SIDE_BY_SIDE = 4
 """The least number of heads per head chunk if the CTAs of a head use less of the L2 cache than `_fits_l2` counts: under
@@ -42,8 +41,7 @@ same time visit only a part of the head.  This changes only speed."""
 
 L2_BYTES = 20 << 20
 """The bytes of an H100's L2 cache (50 MB) that the heads of one head chunk may use; the next head chunk already needs
-its
-share when the last CTAs of this one finish."""
+its share when the last CTAs of this one finish."""
 
 SEGMENTS = 2
 """The number of documents assumed per sequence when head chunks are sized for the L2 cache; this changes only speed."""

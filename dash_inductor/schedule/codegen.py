@@ -36,9 +36,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Parameters of the functions that the kernels call; upper-case ones are compile-time constants.
 
-The functions of a tile schedule are those of `tile_schedule.TileSchedule`, which are the same for every head; `heads`
-is the number of heads of
-all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
+The first five are functions of `tile_schedule.TileSchedule`, and are the same for every head; `heads` is the number of
+heads of all batch elements.  The ranges, and which rows and keys are seen, depend on the band alone."""
 HOST_SIGNATURES: dict[str, tuple[str, ...]] = {
     "dash_ctas_per_head": _TAIL,
     "dash_resident": ("heads", *_TAIL, "HEAD_CHUNK"),

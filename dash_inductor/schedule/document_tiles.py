@@ -38,7 +38,7 @@ class QTile(NamedTuple):
             document has no whole number of tiles: the first tile of a document has fewer row blocks.
         token: the document's first token.
         row: the document's first padded row, see `model.VarlenLayout`; its first token where there is no such layout.
-        length: the tokens of the document, > 0; or, for tokens behind the last document, which see no key, minus the
+        length: the tokens of the document, > 0; or, for tokens after the last document, which see no key, minus the
             number of those in the same `ALIGNMENT` rows.
         element: the batch element; 0 with a varlen layout.
     """

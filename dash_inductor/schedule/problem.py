@@ -69,9 +69,7 @@ class Problem:
         return (self.q_len, self.kv_len, *self.bounds), self.block_q, self.block_kv
 
     def steps(self, kv: int) -> int:
-        """Return how many q tiles see part of a kv tile: the length of its tile schedule in every schedule
-        (`geometry`).
-        """
+        """Return how many q tiles see part of a kv tile, the length of its tile schedule in every schedule."""
         lo, hi = self.resolved.band.lo, self.resolved.band.hi
         first, end = 0, self.n_q
         if hi is not None:
@@ -83,8 +81,6 @@ class Problem:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The lower and upper bound (lo, hi) of the band, as ints relative to the top left corner; 0 for a missing
-        bound.
-        """
+        """The bounds (lo, hi) of the band as ints, relative to the top left corner; 0 for a missing bound."""
         band = self.resolved.band
         return band.lo or 0, band.hi or 0

@@ -3,9 +3,8 @@
 A schedule defines, by sympy expressions in tile indices and lengths, which CTA computes what and when (`kv_tile`,
 `q_tile`) and the order in which the partial dq tiles are added (`rank`).  Kernel code, simulator, checks, reference
 executor and pictures all evaluate these expressions.  Neither tile schedules nor ranks depend on the number of SMs, the
-batch,
-the heads or the head chunk: the gradients of a head are a function of its own operands and mask, whatever else is
-launched.
+batch, the heads or the head chunk: the gradients of a head are a function of its own operands and mask, whatever else
+is launched.
 
 A *head* is a (batch element, kv head) pair, the unit whose kv tiles CTAs own.  With grouped-query attention a CTA of
 the portable kernel processes the query heads of its group in ascending order, each with its own dq accumulators and the
@@ -153,9 +152,7 @@ def _spt(c: Visible) -> Schedule:
 
 
 def _two_pass(c: Visible) -> Schedule:
-    """Two passes: dk/dv CTAs go as in ascending; each CTA of the dq kernel owns q tiles and tile schedules
-    up the kv tiles.
-    """
+    """Two passes: dk/dv CTAs go as in ascending; each CTA of the dq kernel owns a q tile and goes up its kv tiles."""
     return _column("two_pass", c, CTA_INDEX, c.up, c.rank_up, shared=False)
 
 
@@ -166,27 +163,26 @@ downward tile schedules cost.
 
 LATER = 4
 """Factor by which the head chunks of the second phase of a bent fold are larger than those of the first: all tile
-schedules of a
-head begin there at the same q tile, and wait for one another unless those of other heads are launched in between."""
+schedules of a head begin there at the same q tile, and wait for one another unless those of other heads are launched in
+between."""
 
 
 def _bent_fold(c: Visible, has_lo: bool) -> Schedule:
     """The bent fold, for bands without upper bound: SPT, except that for long sequences its end is changed.
 
     SPT ends with its longest jobs, while other workers are idle.  Here a kv tile is *long* if its tile schedule is more
-    than half of the longest tile schedule, `top`, with which it shares a q tile.  Phase 0 launches the long ones,
-    shortest first; phase 1 the others, longest first, so that the last work ids are the shortest.  A kv tile tile
-    schedules up through the q
-    tiles where its rank still changes, and then down through the range in which it is constant: it reaches the
-    rectangle that all long ones share after the one before it has left, even if all start together.
+    than half of the longest tile schedule with which it shares a q tile, `top`.  Phase 0 launches the long ones,
+    shortest first; phase 1 the others, longest first, so that the last work ids are the shortest.  A long kv tile goes
+    up through the q tiles where its rank still changes, and then down through the range in which it is constant: it
+    reaches the rectangle that all long ones share after the one before it has left, even if all start together.
 
     Tile 0 has the longest tile schedule and shares a q tile with every other, so it is `top` for all of them.  Tile
-    schedules get shorter
-    with kv: the long ones are those below `long`, the number of kv tiles that the last q tile sees at which a long tile
-    schedule may begin.  They are launched downwards and the others upwards, so the kv tiles ``kv < end_kv(q)`` reach q
-    tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank of a long one is constant
-    from ``bend = first_q(long - 1)`` on, which is more than a quarter of its tile schedule, and that of a short one is
-    kv throughout.  So a long one goes up to the bend and then down from the end, and a short one goes down.
+    schedules get shorter with kv: the long ones are those below `long`, the number of kv tiles that the last q tile
+    sees at which a long tile schedule may begin.  They are launched downwards and the others upwards, so the kv tiles
+    ``kv < end_kv(q)`` reach q tile q in the order ``min(end_kv(q), long) - 1 .. 0, long .. end_kv(q) - 1``.  The rank
+    of a long one is constant from ``bend = first_q(long - 1)`` on, which is more than a quarter of its tile schedule,
+    and that of a short one is kv throughout.  So a long one goes up to the bend and then down from the end, and a short
+    one goes down.
 
     If ``top < LEAST``, all kv tiles are long and none is bent, which is `spt`.
 

@@ -178,9 +178,7 @@ class Tables:
         return head  # no two heads are assumed equal: this class only serves checks of small problems
 
     def packed_tiles(self, head: int, kv: int, blind: Collection[int] = ()) -> list[int]:
-        """Return the steps of a kv tile's tile schedule as kernels read them; `blind`: q tiles with queries that see no
-        key.
-        """
+        """Return a kv tile's steps as kernels read them; `blind`: q tiles with queries that see no key."""
         steps = ((q, self.rank(head, q, kv), self.needs_mask(head, q, kv)) for q in self.tile_schedule(head, kv))
         return [packed_tile(q, rank, needs_mask, q in blind) for q, rank, needs_mask in steps]
 

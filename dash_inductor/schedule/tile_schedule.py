@@ -16,10 +16,10 @@ from .schedules import define
 
 
 class TileSchedule(Protocol):
-    """The work of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
+    """The tile schedules of one launch.  A head is ``b * heads + h``; tiles are counted from the start of a sequence.
 
     Attributes:
-        work_ids: number of CTAs of the launch; a CTA with a lower work id starts earlier.
+        work_ids: number of work ids of the launch; a lower one is drawn earlier.
         parts: maximum number of kv tiles that one CTA processes, one after the other.
         shared_accumulator: whether CTAs add to one dq accumulator and wait for its semaphores.
         co_resident: whether some CTA waits for a later work id.  If not, any number of resident CTAs makes progress.

@@ -18,7 +18,5 @@ __all__ = [
 
 
 def skip_code(code: CodeType) -> None:
-    """Keeps Dynamo from compiling calls of this code by themselves; inside compiled functions the code is
-    still inlined.
-    """
+    """Keeps Dynamo from compiling calls of this code by themselves; compiled functions still inline it."""
     compat.resolve("torch._dynamo.decorators", "skip_code")(code)

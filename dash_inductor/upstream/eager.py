@@ -75,9 +75,7 @@ def backward_number() -> int:
 
 
 def at_end_of_backward(then: Callable[[], None]) -> None:
-    """Calls a function when the current backward has computed all gradients, after callbacks that were queued
-    before.
-    """
+    """Calls a function when the current backward has computed all gradients, after callbacks queued before."""
     Variable._execution_engine.queue_callback(then)
 
 
@@ -88,9 +86,7 @@ def backward_node() -> str:
 
 
 def backward_sequence_number() -> int | None:
-    """The sequence number, from the forward, of the autograd node that runs on this thread; None outside of a
-    backward.
-    """
+    """The forward's sequence number of the autograd node that runs on this thread; None outside of a backward."""
     node: Any = _current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 

@@ -85,7 +85,7 @@ def _operands(mask: Mask, extras: Sequence[Tensor]) -> list[Tensor]:
 def build(mask: Mask, extras: Sequence[Tensor], tiles: Tiles, notes: Notes | None = None) -> Tensor:
     """Builds the work list on the device of the mask's tensors: int32 [1 + rows / ALIGNMENT, WORDS].
 
-    The first entry holds the number of q tiles, and zeros; entries behind the last q tile are undefined.
+    The first entry holds the number of q tiles, and zeros; entries after the last q tile are undefined.
 
     Args:
         mask: a band, and segments with a varlen layout.
@@ -148,7 +148,7 @@ def build_by_mask(numbers: Tensor, band: Band, tiles: Tiles, notes: Notes | None
 
     Returns:
         The list, as `build` returns it, with room for `most_q_tiles`; and int32 [1 + batch]: how many batch elements
-        are not in the list, and their indices; what is behind them is undefined.
+        are not in the list, and their indices; what follows them is undefined.
     """
     (batch, length), notes = numbers.shape, notes or Notes([])
     band = band.resolve(length, length)
@@ -180,9 +180,7 @@ def build_by_mask(numbers: Tensor, band: Band, tiles: Tiles, notes: Notes | None
 
 
 def reference_by_mask(numbers: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """As `build_by_mask`, in plain Python from the definition, with zeros behind what is defined: for the CPU and for
-    tests.
-    """
+    """As `build_by_mask`, in Python from the definition, zeros where it is undefined: for the CPU and tests."""
     batch, length = numbers.shape
     found, elements = list[tuple[int, int, int, int]](), list[int]()
     rows: list[list[int]] = numbers.tolist()
@@ -208,7 +206,7 @@ def reference_by_mask(numbers: Tensor, band: Band, tiles: Tiles) -> tuple[Tensor
 
 
 def reference(mask: Mask, extras: Sequence[Tensor], tiles: Tiles) -> Tensor:
-    """As `build`, in plain Python from the definition, with zeros behind the last q tile: for the CPU and for tests."""
+    """As `build`, in plain Python from the definition, with zeros after the last q tile: for the CPU and for tests."""
     queries, keys, offsets, counts = (operand.tolist() for operand in _operands(mask, extras))
     per_slot, documents = ALIGNMENT // ROW_BLOCK, dict[int, int]()  # signed lengths by first row
     for slot in range(len(keys) // ALIGNMENT):

@@ -74,9 +74,7 @@ class Hopper(Family):
         )
 
     def covers(self, site: Site, arch: str) -> bool:
-        """Returns whether the kernels can run `site` on `arch`, and the tables of the mask have room for all of its
-        components together.
-        """
+        """Returns whether the kernels can run `site` on `arch`, and the tables have room for all mask components."""
         return super().covers(site, arch) and _fits_tables(site)
 
     def why_not(self, site: Site, arch: str) -> str:

@@ -162,7 +162,7 @@ class Portable(Family):
             return found
         if max(site.head_dim, site.value_dim) > 256:
             found = replace(found, block_q=min(32, found.block_q))  # with 64 rows it would spill 0.9 KB a thread
-        # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one beside tiles that fill the memory.
+        # Tiles of pairs, perhaps of float32, are loaded ahead: two of them, or one with tiles that fill the memory.
         is_wide, is_narrow = max(site.head_dim, site.value_dim) > LIMIT, site.value_dim <= LIMIT < site.head_dim
         is_full = is_narrow or (is_wide and arch == "sm_100")
         if not is_full and not site.spec.traits.has("dense"):

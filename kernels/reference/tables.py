@@ -85,9 +85,7 @@ def tile_kinds(shown: Tensor, block_q: int, block_kv: int) -> list[list[list[int
 
 
 def _lacking(found: Tensor, block: int) -> list[set[int]]:
-    """Returns, per row of the tables, which tiles of `block` tokens have one without a partner; found: bool [..,
-    length].
-    """
+    """Returns, per row, which tiles of `block` tokens have one without a partner; found: bool [.., length]."""
     rows = found.flatten(0, -2)
     return [{i for i, tile in enumerate(row.split(block)) if not tile.all()} for row in rows]
 

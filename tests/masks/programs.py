@@ -7,8 +7,7 @@ A program is a function of query, key, a number and two vectors of data, written
 positions (arange, cumsum, cat, slices, rolls, casts, arithmetic), comparisons, triangles, logic, and additive forms;
 some programs go on with predicates of the data.  Most steps keep what the components of a mask need, some break it;
 some programs return a second mask that differs in one number.  It is traced, with static or with dynamic lengths, read,
-and
-then run eagerly at many lengths: the components must be the mask at every one of them.
+and then run eagerly at many lengths: the components must be the mask at every one of them.
 """
 
 from __future__ import annotations

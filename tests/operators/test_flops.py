@@ -98,7 +98,7 @@ STARTS = {"all tokens": (0, 5, 5, 70, 300), "one": (0, 300), "tokens behind": (0
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("group", [1, 2])
 def test_documents_are_added_up(name: str, group: int) -> None:
-    """As PyTorch does: tokens behind the last document are not computed."""
+    """As PyTorch does: tokens after the last document are not computed."""
     starts = documents(*STARTS[name])
     q, k, v = tensors((300, 4, 16), *[(300, 4 // group, 16)] * 2)
     grouped = GROUPED if group > 1 else {}

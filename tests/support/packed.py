@@ -22,7 +22,7 @@ def documents(*starts: int, device: str = "cpu") -> Tensor:
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: tuple[int, int]) -> Tensor:
-    """The output, [tokens, heads, dim] as `q`; tokens behind the last document have zeros.
+    """The output, [tokens, heads, dim] as `q`; tokens after the last document have zeros.
 
     Args:
         k, v: [tokens, kv heads, dim].
@@ -52,7 +52,7 @@ class Company:
 
     Args:
         before, after: lengths of the documents before and behind it.
-        behind: tokens behind the last document.
+        behind: tokens after the last document.
     """
 
     before: tuple[int, ...] = ()

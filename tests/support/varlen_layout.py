@@ -25,7 +25,7 @@ class Rows:
     """Rows of documents of these lengths, which lie one behind the other.
 
     Args:
-        behind: tokens behind the last document.
+        behind: tokens after the last document.
         block, alignment: `ROW_BLOCK` and `ALIGNMENT`, or less for kernels in small.
     """
 

@@ -38,8 +38,6 @@ def _lines(whole: Snapshot, shown: Snapshot, centres: Sequence[str]) -> Iterator
 
 
 def _quoted(text: str) -> str:
-    """A quoted DOT string that is displayed as `text`; backslashes are escaped, because they begin escapes in
-    labels.
-    """
+    """A quoted DOT string that is displayed as `text`; backslashes are escaped, because they begin escapes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -103,9 +103,7 @@ class GraphPage:
         return html.details("where it is in the graph", content, opened=True)
 
     def _neighbourhoods(self, number: int, site: SiteExplanation) -> Iterator[tuple[str, str, str]]:
-        """Writes the neighbourhood of a site before and, if it was replaced, after the pass; yields (when,
-        file, text).
-        """
+        """Writes a site's neighbourhood before and, if it was replaced, after the pass; yields (when, file, text)."""
         name = site.record.name
         graphs = {"before": self.before, "after": self.after}
         if site.record.status == "fallback":

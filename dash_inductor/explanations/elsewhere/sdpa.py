@@ -73,9 +73,7 @@ def _first(call: Call, arch: str) -> str:
 
 
 def _be_certain(call: Call, arch: str) -> None:
-    """Raises Untraceable if a newer version of PyTorch, or cuDNN, may run a call for which the rules here
-    choose MATH.
-    """
+    """Raises Untraceable if a newer PyTorch, or cuDNN, may run a call for which the rules here choose MATH."""
     heads = {tensor.shape[-3] for tensor in (call.query, call.key, call.value) if tensor.dim() > 2}
     if compat.TORCH >= (2, 14) and (call.query.dim() == 3 or len(heads) > 1):
         raise Untraceable(f"torch {torch.__version__} may have a fused kernel for grouped heads or for 3 dimensions")
@@ -128,9 +126,7 @@ def _number(arch: str) -> int:
 
 
 def _has_backward(call: Call, sm: int) -> bool:
-    """Whether FlashAttention has a backward for a call, if it needs one; some GPUs lack it for large head
-    dimensions.
-    """
+    """Whether FlashAttention has the backward that a call needs; some GPUs lack it for large head dimensions."""
     if not _needs_gradient(call) or not (86 <= sm <= 89 or 120 <= sm <= 121):
         return True
     return bool(call.query.shape[-1] <= 192 or (call.dropout == 0 and call.query.shape[-1] > 224))

@@ -106,9 +106,7 @@ def _tensors_there(values: Any) -> Iterator[None]:
 
 
 def _patterns_there(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the tracing of Inductor's training patterns, so that it runs on the stand-in and the results are
-    for CUDA.
-    """
+    """Wraps the tracing of Inductor's training patterns: it runs on the stand-in, and the results are for CUDA."""
 
     def there(
         fn: Callable[..., Any], *args: Any, partition_fn: Callable[..., Any], **kwargs: Any

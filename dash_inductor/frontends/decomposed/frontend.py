@@ -292,7 +292,7 @@ class _Match:
     def _sizes(self, inputs: Inputs) -> Iterator[Size]:
         """Yield sizes that the program asks of tensors between the products, as products of sizes of query and key.
 
-        Scores beside which sinks lie have one column more.
+        Scores with a column for sinks have one more.
         """
         places = [(view, dim) for view in (inputs.query, inputs.key) for dim in range(4)]
         columns = (0, 1) if self.values.scores.has_column else (0,)

@@ -74,9 +74,7 @@ class Known:
 
     @property
     def of_scores(self) -> tuple[Kind, Kind]:
-        """The gradients of the scores: in front of a factor, if there is one, and of what the products with key and
-        query read.
-        """
+        """The gradients of the scores: before a factor, if there is one, and those that dK and dQ are computed from."""
         inner: Kind = "dS" if self.scores.tanh is None else "capped dS"
         return inner, inner if self.scores.factor is None else "f dS"
 

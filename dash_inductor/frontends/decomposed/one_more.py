@@ -46,8 +46,8 @@ class OneMore:
 def read_one_more(exponential: Node, added: object, dim: int) -> OneMore | None:
     """Return what is added to the sum of the exponentials; None if it is not the power of a known score.
 
-    A number beside exponentials of scores from which their maximum is subtracted is none: it depends on the maximum.
-    So is the exponential of a maximum that differs between the keys of a row.
+    A constant added to exponentials of scores less their maximum is no power of a known score: it depends on the
+    maximum.  Nor is the exponential of a maximum that differs between the keys of a row.
 
     Args:
         exponential: the exponentials.

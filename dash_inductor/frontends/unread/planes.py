@@ -115,9 +115,7 @@ class Planes:
         return replace(plane, dims=tuple(found), terms=plane.terms | {node})
 
     def _mixed(self, node: Node, product: Product) -> Plane:
-        """Return a product's plane as a mixture of planes along another dimension (talking heads), or an unlabelled
-        one.
-        """
+        """Return a product's plane: a mixture of planes along another dimension (talking heads), or unlabelled."""
         plane = Plane(plain_dims(node, self._numbers))
         for operand, side in zip(product.operands, (0, 1), strict=True):
             given = self.of.get(operand)

@@ -412,7 +412,7 @@ class _Reader:
         numbers, zeros = self._numbers(cond), self._numbers(sympy.S.Zero)
         if then is None or other is None or numbers is None or zeros is None:
             return None
-        nothing = Between(Bound(zeros, POSITIONS), None)  # begins behind all keys
+        nothing = Between(Bound(zeros, POSITIONS), None)  # begins after all keys
         one, two = (
             nothing if side is False else Between(None, None) if side is True else side for side in (then, other)
         )

@@ -303,9 +303,7 @@ def _lone_forwards(readings: list[_Reading]) -> set[Node]:
 
 
 def _tell_forwards(readings: list[_Reading]) -> None:
-    """Sets `forward_fallback` of backwards that read merged results to the names of the merged forwards that are not
-    replaced.
-    """
+    """Sets `forward_fallback` of backwards of merged results to the names of merged forwards that are not replaced."""
     ours = _lone_forwards(readings)
     for reading in readings:
         fallback = [part.name for part in reading.merges() if part not in ours]

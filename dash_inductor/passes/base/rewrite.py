@@ -14,11 +14,11 @@ from ...records.records import AnyRecord
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a pass for one site: an attention or another operation that the pass replaces or keeps.
+    """The result of a pass for one site: an attention or another operation that the pass may replace.
 
     Attributes:
         record: the record of the site.
-        asked_for: whether the program's own settings keep the site, so that this is no error under `config.strict`.
+        asked_for: whether the program's own settings exclude the site, so that this is no error under `config.strict`.
     """
 
     record: AnyRecord

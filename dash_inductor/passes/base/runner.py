@@ -1,4 +1,4 @@
-"""Runs passes over a graph, one after another, and publishes records of the sites that they replace or keep."""
+"""Runs passes over a graph, one after another, and publishes the records of their sites."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .rewrite import Result, Rewrite
 def rewrite_graph(graph: Graph, rewrites: Sequence[Rewrite]) -> bool:
     """Rewrites a graph in place with the given passes, and publishes one record for each site (see `records`).
 
-    A site is an attention, or another operation that a pass replaces or keeps.  Does nothing if deterministic
-    algorithms are off or dash_inductor is switched off.  A second call for the same graph changes nothing.
+    A site is an attention, or another operation that a pass may replace.  Does nothing if deterministic algorithms are
+    off or dash_inductor is switched off.  A second call for the same graph changes nothing.
 
     Args:
         graph: the graph.

@@ -87,9 +87,7 @@ class IndexRangesRewrite:
 
 
 def _put(node: Node) -> Sum | None:
-    """The description of an accumulating `index_put` with one index per dimension that varies only along it,
-    else None.
-    """
+    """Describes an accumulating `index_put` with an index per dimension that varies only along it; else None."""
     if node.target not in (aten.index_put.default, aten._unsafe_index_put.default) or _FAILED in node.meta:
         return None
     found = read_put(node) if is_sum(node) else None

@@ -359,9 +359,7 @@ _LARGEST = 2
 
 
 def _unrepeated(index: Node, dim: int, selected: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """The tensor that an index expands along the dimensions `selected`, and the dimensions along which it is
-    repeated.
-    """
+    """The tensor that an index expands along the dimensions `selected`, and those along which it is repeated."""
     length = sizes.static(index.meta["val"].shape[dim])
     node = index
     while node.target in (aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.reshape.default):

@@ -163,9 +163,7 @@ def _is_integer(node: Any) -> bool:
 
 
 def _counts(first: Node, second: Node, base: Node, dim: int) -> bool:
-    """Whether `first` is an iota over a dimension of `base`, and `second` has one or several indices for each of its
-    elements.
-    """
+    """Whether `first` is an iota over a dimension of `base`, for each element of which `second` has indices."""
     shape, n = first.meta["val"].shape, base.meta["val"].shape[dim]
     of = second.meta["val"].shape
     if not shape or len(of) != len(shape) or any(sizes.static(size) != 1 for size in shape[1:]):

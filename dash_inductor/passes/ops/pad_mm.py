@@ -207,9 +207,7 @@ class _Copies:
         return self.made[key]
 
     def _copy(self, emitter: Emitter, base: Node, pads: Sequence[int], before: Node) -> Node:
-        """Inserts a copy padded with zeros; that of a graph input is recomputed in the backward, which has the
-        input anyway.
-        """
+        """Inserts a copy padded with zeros; that of a graph input is recomputed in the backward."""
         kind: Any = aten.constant_pad_nd.default
         copy = emitter.shared(kind, (base, [*pads], 0.0), {}, before=before, like=base)
         if shows_input(base):

@@ -104,9 +104,7 @@ def _of_slices(scatter: Scatter) -> Node | None:
 
 
 def _by_lists(scatter: Scatter, index: Node, values: Node, lists: Lists, zeros: bool) -> Record:
-    """Rewrites a scatter that hits each row equally often to a gather by the inverse permutation, or a sum of
-    gathers.
-    """
+    """Rewrites a scatter that hits each row equally often to a gather by the inverse, or to a sum of gathers."""
     places = _inverse(scatter, lists.order) if lists.order is not None else None
     function = functools.partial(
         gathered,

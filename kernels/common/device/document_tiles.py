@@ -18,8 +18,8 @@ from ....schedule import document_tiles
 WORDS, NOWHERE = tl.constexpr(document_tiles.WORDS), tl.constexpr(document_tiles.NOWHERE)
 
 DOCUMENT = 3
-"""int32 values that `find_documents` writes of a document: its first token, its length, and the q tiles before its own
-ones."""
+"""int32 values that `find_documents` writes of a document: its first token, its length, and the q tiles before its
+own."""
 _DOCUMENT = tl.constexpr(DOCUMENT)
 
 
@@ -28,9 +28,7 @@ def _of_slots(
     slots, number, Q_SEGMENT_IDS, KV_SEGMENT_IDS, TOKEN_COUNTS, ids_i, ids_j, ALIGNMENT: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns (first row of the document, tokens in the slot, whether it lies behind the last document) of some
-    slots.
-    """
+    """Returns (first row of the document, tokens in the slot, whether it is after the last document) of slots."""
     exists = slots < number
     row = slots.to(tl.int64) * ALIGNMENT
     first = tl.load(KV_SEGMENT_IDS + row * ids_j, mask=exists, other=-1).to(tl.int32)

@@ -1,6 +1,4 @@
-"""Checks the tensors of a mask that is data (not just a band), and makes argument groups of the backward kernels from
-them.
-"""
+"""Checks the tensors of a mask that is data (not just a band), and makes the backward kernels' argument groups."""
 
 from __future__ import annotations
 

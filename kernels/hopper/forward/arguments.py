@@ -61,9 +61,9 @@ class MaskKind(NamedTuple):
     HAS_LO, HAS_HI: whether the band has this bound; EVEN_KV: every kv tile is full, without a ragged last one;
     FROM_THE_END: the last q tiles come first in the work list, see `schedule.table_tile_schedule`; HAS_DENSE: the
     kernel reads mask bits, see `data.ForwardData`; SEGMENT_IDS_AHEAD: see `device.listed.ListedMask`; HALF_TILES: see
-    Note [Half tiles] in `device.half_tile`; HAS_RANGES: some form `is_range`; BY_HEAD: each
-    query head has vectors of its own; READS_POSITIONS: some form reads the
-    positions of the keys; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see `common.relations.Layout`.
+    Note [Half tiles] in `device.half_tile`; HAS_RANGES: some form `is_range`; BY_HEAD: each query head has vectors of
+    its own; READS_POSITIONS: some form reads the positions of the keys; FORMS, Q_ROWS, KV_ROWS, QUERIES, KEYS: see
+    `common.relations.Layout`.
     """
 
     HAS_LO: bool

@@ -154,7 +154,7 @@ class Specialisation:
     @property
     def bounds(self) -> tuple[bool, bool]:
         """Whether the kernel tests the lower and the upper bound of the band; with packed documents always the lower
-        one, which hides all keys from the tokens behind the last document.
+        one, which hides all keys from the tokens after the last document.
         """
         has_lo, has_hi = self.traits.bounds
         return has_lo or self.traits.varlen, has_hi
@@ -180,9 +180,7 @@ class Specialisation:
 
     @property
     def exact_sums(self) -> bool:
-        """Whether row sums must be those of the unrounded P in fp32, because the program uses the log-sum-exp or there
-        is dropout.
-        """
+        """Whether row sums must be those of the unrounded P in fp32: the program uses the log-sum-exp, or dropout."""
         return self.traits.logsumexp or self.traits.reads("dropout")
 
     @property

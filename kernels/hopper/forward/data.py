@@ -1,6 +1,4 @@
-"""Checks the tensors of a mask that is data (not just a band), and makes argument groups of the forward kernel from
-them.
-"""
+"""Checks the tensors of a mask that is data (not just a band), and makes the forward kernel's argument groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The portable forward: out and log-sum-exp of one q tile, by a softmax that goes over the kv tiles once.
 
 Note [Bits of the forward]
-    One program owns a q tile and visits its kv tiles in ascending order; nothing is split and nothing is added
-    twice.
+    One program owns a q tile and visits its kv tiles in ascending order; nothing is split and nothing is added twice.
     So the bits of a row follow from a fixed sequence of operations, if the compiler has no choice in any of them:
 
     1. Every product that is added to something is spelled as a fused multiply-add.  Other products are exact (SIGN),
@@ -13,7 +12,6 @@ Note [Bits of the forward]
        would spread the columns of a score tile over other warps, and a row would be summed in another order.
     3. A tile of which a row sees nothing leaves the row as it is: its largest score stays, so `shrink` is exactly 1,
        and zeros are added.
-
     4. With a bias or a dense mask, a tile of pairs that is loaded may have a layout of its own, which depends on what
        is known of its strides, and scores may take it over.  So there rows are summed by `row_sums`, in the same order
        in any layout; a dense mask that hides nothing does not have the bits of no mask.

@@ -7,7 +7,7 @@ Note [Sums of a bias's gradient]
     choice.  Between two addends the sum is in memory, in fp32, and the last addend's program writes the gradient.
 
     A thread reads again what it has written into memory.  Elements lie there in the order in which the threads of a
-    matmul have them, 16 bytes of a thread behind 16 bytes of its neighbour, so that nothing is exchanged between
+    matmul have them, 16 bytes of a thread after 16 bytes of its neighbour, so that nothing is exchanged between
     threads; the order means nothing to anyone else.
 """
 

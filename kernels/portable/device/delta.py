@@ -4,7 +4,7 @@ Note [Rows of any alignment]
     A thread loads up to 16 bytes of a row at once, as far as the compiler can prove that they are aligned.  If the
     value dim is a multiple of 8, rows begin at multiples of 16 bytes whatever lies between them in memory: other heads,
     or key and value.  Otherwise strides decide how much a thread loads, and with it which thread has which column: a
-    sum in the order of the layout would have bits that depend on what lies beside a head.  So such rows are summed by
+    sum in the order of the layout would have bits that depend on what lies next to a head.  So such rows are summed by
     `row_sums`, in the same order in any layout, and products are rounded before they are added, because the layout also
     decides whether the compiler could fuse the two.
 """

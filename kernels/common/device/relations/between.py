@@ -108,9 +108,7 @@ def _test(shown, queries, keys):
 
 @triton.jit
 def _some_row(first, behind, least, most):
-    """Returns [kv tiles, q tiles]: whether the range ``first .. behind - 1`` of any row meets the range of a kv
-    tile.
-    """
+    """Returns [kv tiles, q tiles]: whether the range ``first .. behind - 1`` of any row meets a kv tile's range."""
     KV_TILES: tl.constexpr = least.shape[0]
     tiles = tl.arange(0, KV_TILES)
     found = tl.zeros([KV_TILES, first.shape[0]], tl.int1)

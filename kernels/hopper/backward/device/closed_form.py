@@ -93,17 +93,13 @@ class ClosedFormTileSchedule:
 
     @gluon.jit
     def mask(self, kv, LAYOUT: gl.constexpr):
-        """Returns the elementwise mask of kv tile `kv`, a `BandMask`; LAYOUT, of the scores [BLOCK_KV, q rows], is
-        unused here.
-        """
+        """Returns the elementwise mask of kv tile `kv`, a `BandMask`; LAYOUT, that of the scores, is unused here."""
         return BandMask(self, kv)
 
 
 @aggregate
 class BandMask:
-    """The elementwise mask of kv tile `kv` under a band: query q sees a key if ``lo <= q - key <= hi`` and ``key <
-    kv_len``.
-    """
+    """A kv tile's mask under a band: query q sees a key if ``lo <= q - key <= hi`` and ``key < kv_len``."""
 
     tile_schedule: ClosedFormTileSchedule
     kv: gl.tensor

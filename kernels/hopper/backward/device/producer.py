@@ -13,9 +13,7 @@ from .work_ids import announce, take_work_id, wait_until_left
 
 @gluon.jit
 def wait_for_room(shared, stamps, it):
-    """Waits until iteration ``it - STAGES`` is done and stamped, so that the tiles of iteration `it` may overwrite its
-    tiles.
-    """
+    """Waits until iteration ``it - STAGES`` is done and stamped, so that iteration `it` may overwrite its tiles."""
     if it >= shared.STAGES:
         wait_for_signal(shared, ROOM, it, shared.CONSUMERS)
     stamps.wait_until_noted(it)

@@ -1,6 +1,4 @@
-"""The reducer role: warps that add dq tiles to the accumulator in rank order, so that no matmul waits for global
-memory.
-"""
+"""The reducer role: warps that add dq tiles to the accumulator by rank, so that no matmul waits for global memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,9 +19,7 @@ from .work_ids import next_tile_schedule
 
 @aggregate
 class Share:
-    """The iterations of a CTA that one reducer warp serves: number WARP, WARP + WARPS, ...; WARPS: the number of
-    reducers.
-    """
+    """The iterations of a CTA that reducer warp number WARP of WARPS serves: WARP, WARP + WARPS, and so on."""
 
     WARP: gl.constexpr
     WARPS: gl.constexpr

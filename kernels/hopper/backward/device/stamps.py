@@ -80,9 +80,7 @@ class Stamps:
 
     @gluon.jit
     def write(self, work, kv, entry, FIRST: gl.constexpr, a, b):
-        """Writes `a` and `b` as numbers FIRST and FIRST + 1 of an entry of kv tile `kv`, unless the head is not
-        stamped.
-        """
+        """Writes `a` and `b` as numbers FIRST and FIRST + 1 of an entry of kv tile `kv`, if the head is stamped."""
         head = work.batch * work.q_heads + work.q_head()
         n_kv = (work.kv_len + work.BLOCK_KV - 1) // work.BLOCK_KV
         place = self.arguments.pointer + (((head * n_kv + kv) * (1 + work.n_q) + entry) * 4 + FIRST)

@@ -9,7 +9,7 @@ Note [Documents]
     Two things differ from an attention without documents.  The last row block and the last kv tile of a document may
     reach into the next one.  Such rows are computed but not stored, and scores of such keys are masked; their rows of V
     are cleared by the producer, because zero times NaN is NaN, see Note [Rows that take no part] in
-    `shared.device.clear`.  And the tokens behind the last document see no key: their entries in the list have a
+    `shared.device.clear`.  And the tokens after the last document see no key: their entries in the list have a
     negative length, which stands for a band without any pair.
 """
 

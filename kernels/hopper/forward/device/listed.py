@@ -2,10 +2,9 @@
 
 Note [Packed tiles]
     A tile of the list has a row of packed tile ids, one for each kv tile that one of its row blocks sees, from the last
-    kv tile
-    to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20 | unseen << 22``, where k_c says what consumer c does with the
-    kv tile (SKIP, PARTIAL or FULL), and `unseen` whether it has keys that no query sees.  A row block that sees no key,
-    or that does not exist, has one PARTIAL packed tile id.
+    kv tile to the first: ``kv | k0 << 16 | k1 << 18 | k2 << 20 | unseen << 22``, where k_c says what consumer c does
+    with the kv tile (SKIP, PARTIAL or FULL), and `unseen` whether it has keys that no query sees.  A row block that
+    sees no key, or that does not exist, has one PARTIAL packed tile id.
 
     Consumers learn the first packed tile id of a tile with its facts, and every other one with the kv tile before it:
     the producer puts the packed tile id of step ``s + 1`` into shared memory before the K of step s is full
@@ -28,9 +27,7 @@ UNSEEN = gl.constexpr(FORWARD_UNSEEN)
 
 @gluon.jit
 def kv_of(packed_tile):
-    """Returns the kv tile's index (int32) in a packed tile id, which says how each consumer uses a kv tile; see Note
-    [Packed tiles].
-    """
+    """Returns the kv tile's index (int32) in a packed tile id, see Note [Packed tiles]."""
     return packed_tile & 0xFFFF
 
 

@@ -27,9 +27,7 @@ from .tile_work import ROWS
 
 @gluon.jit
 def draw(counter_ptr):
-    """Returns the index of the CTA's next q tile in the work list, from an atomic counter; past its end if no tile is
-    left.
-    """
+    """Takes the index of the CTA's next q tile in the work list from an atomic counter; past its end, none is left."""
     gdc_wait()  # for `prepare`
     return gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
 
@@ -113,7 +111,7 @@ def load_seen_values(work, data, shared, desc, b, head, packed_tile, row, it, la
 
 @gluon.jit
 def load_document_values(work, shared, desc, b, head, kv, token, it, landings, BYTES: gl.constexpr):
-    """Loads V of kv tile `kv` of a document, with zeros for keys behind its end; returns `landings`.
+    """Loads V of kv tile `kv` of a document, with zeros for keys after its end; returns `landings`.
 
     work: that of the document; token: its first token; the others are those of `load_seen_values`, but head: a kv head.
     """
@@ -256,9 +254,7 @@ def first_packed_tiles(work, data, place):
 
 @gluon.jit
 def document_entry(work, documents, place, q_tiles):
-    """Returns `Documents.entry` of the q tile at `place` in the work list; that of the last one for a `place` past the
-    end.
-    """
+    """Returns `Documents.entry` of the q tile at `place` in the work list, or of the last one past the end."""
     some = gl.maximum(q_tiles, 1)  # without a token there is no q tile, and what is read is not used
     _b, _head, q_tile, _first_block = work.tile(gl.minimum(place, work.count(some) - 1), some)
     return documents.entry(q_tile)

@@ -58,9 +58,7 @@ def wait_for(full, it, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(empty):
-    """Arrives at the mbarrier `empty`, once all warps of this consumer have read the tile, which may then be
-    overwritten.
-    """
+    """Arrives at the mbarrier `empty` once all warps of this consumer have read the tile: it may be overwritten."""
     if not ARRIVALS_MEET:
         role_barrier()
     mbarrier.arrive(empty, count=1)
@@ -104,7 +102,7 @@ def row_maxima(work, score, s):
     A thread holds two adjacent columns of every eight.  It takes the maxima of the first ones and of the second ones by
     turns: in one sequence, as a single reduction is compiled, every comparison waits for the one before.  Where matmuls
     compute the row sums, the single reduction was 1 % faster without a mask, for which no reason is known, and spills
-    less beside segment ids; so there it is replaced for plain bands alone, which have half tiles.
+    less with segment ids; so there it is replaced for plain bands alone, which have half tiles.
     """
     if score.SUMS_BY_MATMUL and not work.HALF_TILES:
         return gl.max(s, 1)
@@ -298,9 +296,7 @@ def scaled(acc, factor):
 
 @gluon.jit
 def last_product(work, drops, shared, score, here, kv, it, p, acc, total):
-    """Issues the product P V of the last kv tile `kv` of a tile schedule, the it-th of the CTA; returns (stage of V,
-    acc, total).
-    """
+    """Issues the product P V of a tile schedule's last kv tile, the CTA's it-th; returns (V's stage, acc, total)."""
     if drops.GIVEN:
         b, head, block, _rows, _q_tile, seed, first_row = here
         p = drops.kept(p, drops.bits(seed, b, head, first_row, block, kv, work.BLOCK_KV))

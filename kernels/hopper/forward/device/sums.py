@@ -34,9 +34,7 @@ def fill_with_ones(tile):
 
 @gluon.jit
 def no_sums(score, LAYOUT: gl.constexpr):
-    """Returns the initial row sums, zeros: fp32 [ROWS] in LAYOUT, or with SUMS_BY_MATMUL [ROWS, COLUMNS], all columns
-    equal.
-    """
+    """Returns row sums of zero: fp32 [ROWS] in LAYOUT, or with SUMS_BY_MATMUL [ROWS, COLUMNS], all columns equal."""
     if score.SUMS_BY_MATMUL:
         return gl.zeros([ROWS, COLUMNS], gl.float32, accumulator_layout(ROWS, COLUMNS, 4))
     else:

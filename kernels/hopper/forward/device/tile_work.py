@@ -27,8 +27,7 @@ class TileWork:
     The list goes through the head chunks; within a head chunk it goes through the q tiles, and for each of them through
     the heads. If the mask has one bound, q tiles with the longest tile schedules come first. A head chunk has
     `head_chunk` heads, except for the last one, which has all heads from `last_head_chunk` on, a multiple of
-    `head_chunk`. FROM_THE_END: the last q tiles come first, see
-    `schedule.table_tile_schedule`.
+    `head_chunk`. FROM_THE_END: the last q tiles come first, see `schedule.table_tile_schedule`.
     """
 
     batch_heads: gl.tensor

@@ -79,9 +79,7 @@ def clear(tile, hidden):
 
 @gluon.jit
 def complete(full):
-    """Arrives at `full`, for which consumers of tiles wait, once the tiles have been loaded and cleared; for the
-    producer.
-    """
+    """Arrives at `full`, for which a tile's consumers wait, once it is loaded and cleared; for the producer."""
     fence_async_shared()
     role_barrier()
     mbarrier.arrive(full, count=1)

@@ -70,9 +70,7 @@ class DropoutSigns:
 
     @gluon.jit
     def marked(self, p, q_tile, kv, PIECE: gl.constexpr):
-        """Returns `p`, [keys, queries], the probabilities of a piece of q tile `q_tile` and kv tile `kv`, negated where
-        dropped.
-        """
+        """Returns the probabilities `p`, [keys, queries], of a piece of a tile pair, negated where dropped."""
         work = self.work
         QUERIES: gl.constexpr = p.shape[1] // 2
         layout: gl.constexpr = block_layout(p.shape, gl.num_warps())
@@ -147,9 +145,7 @@ def philox(seed, queries, keys, head, batch):
 
 @gluon.jit
 def bound_of(threshold):
-    """Returns the uint32 with which random bits are compared, the 16-bit bound in both halves; see Note [Comparing
-    random bits].
-    """
+    """Returns the 16-bit bound of random bits in both halves of a uint32; see Note [Comparing random bits]."""
     count = gl.minimum(threshold, 65536 - threshold)
     return gl.where(count <= 0x7F80, 0xFF80 - count, count - 0x7F81).to(gl.uint32) * 0x10001
 

@@ -32,7 +32,7 @@ Note [Forward progress on Hopper]
     group before this one has a lower work id in every schedule.
 
     Schedules that wait both ways have a CTA for every work id, which takes no other, and are launched cooperatively:
-    there a work id that waits behind another one could be what that one waits for.
+    there a CTA's later work id could be what its current one waits for.
 
     Inside a CTA producer, consumers and reducers wait for one another through mbarriers, and through named barriers at
     which consumers only arrive, see Note [Signals of consumers] in `step_signals`; a reducer that waits for its
@@ -138,9 +138,7 @@ def as_blocks(tile, desc):
 
 @gluon.jit
 def as_tiles(buffer, tile, COUNT: gl.constexpr):
-    """Returns a buffer in shared memory as a view of COUNT consecutive tiles with the shape, dtype and layout of
-    `tile`.
-    """
+    """Returns a shared-memory buffer as a view of COUNT consecutive tiles of the shape, dtype and layout of `tile`."""
     return _reinterpret(buffer, tile.dtype, [COUNT, tile.shape[0], tile.shape[1]], tile.layout)
 
 
@@ -178,7 +176,7 @@ def as_words(tile):
 DQ_ROW = gl.constexpr(256)
 """Values in a row of a dq tile as it goes to global memory, the most that a block of a descriptor may have."""
 DQ_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, rank=2))
-"""Rows lie one behind the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
+"""Rows lie one after the other there.  Causal masks at D=64 took 1.2 % longer with a swizzled tile, others as long."""
 
 
 @gluon.jit
@@ -240,9 +238,7 @@ def hold_back(length):
 
 @gluon.jit
 def not_before(number):
-    """Returns an int32 through opaque inline assembly: nothing that depends on it is computed earlier, when registers
-    are scarce.
-    """
+    """Returns an int32 through inline assembly, so that nothing that depends on it is computed ahead in registers."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -310,17 +306,13 @@ def wait_semaphore(semaphore, rank):
 
 @gluon.jit
 def release_semaphore(semaphore, rank):
-    """Waits until this warp's bulk operations are complete, then sets `semaphore` to ``rank + 1``; for a role of one
-    warp.
-    """
+    """Waits for this warp's bulk operations to complete, then sets `semaphore` to ``rank + 1``; for one-warp roles."""
     _release(semaphore, rank + 1, "cp.async.bulk.wait_group 0;\nbar.warp.sync 0xffffffff;", "%laneid")
 
 
 @gluon.jit
 def consumers_release_semaphore(semaphore, rank):
-    """Meets the other consumers at a barrier, after which thread 0, which is a consumer, sets `semaphore` to ``rank +
-    1``.
-    """
+    """Meets the other consumers at a barrier, after which thread 0, a consumer, sets `semaphore` to ``rank + 1``."""
     role_barrier()
     _release(semaphore, rank + 1, "", "%tid.x")
 

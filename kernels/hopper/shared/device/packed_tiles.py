@@ -30,9 +30,7 @@ def allocate_int32(STAGES: gl.constexpr):
 
 @gluon.jit
 def put_int32(ring, stage, value):
-    """Stores an int32 `value` at index `stage` of a ring, before the dO barrier of this stage is armed; for the
-    producer.
-    """
+    """Stores an int32 at index `stage` of a ring, before the dO barrier of this stage is armed; for the producer."""
     ring.index(stage).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [1], [0])) + value)
     role_barrier()
 

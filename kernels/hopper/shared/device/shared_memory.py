@@ -11,9 +11,7 @@ from .packed_tiles import allocate_int32
 
 @gluon.constexpr_function
 def pieces(step):
-    """Returns the number of pieces into which a q tile is cut in shared memory, for a form of step
-    (`arguments.Form.STEP`).
-    """
+    """Returns the number of pieces of a q tile in shared memory, for a form of step (`arguments.Form.STEP`)."""
     return 2 if step == "halved" else 1
 
 

@@ -6,7 +6,7 @@ leave:
 
 * `overlapped_step` has dK in flight while it stores its dq tile, and queues S of the next step before dK is done;
 * `halved_step` does the two halves of a q tile one after the other, where S and dP of a whole one would not fit the
-  registers beside dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
+  registers along with dk and dv, or where K and V as left operands take their place (a matmul whose left operand is in
   registers reads half as much shared memory, which is what limits small head dims);
 * `shared_step` passes P and dS to the matmuls through shared memory, where two warpgroups share the rows of a kv tile.
 """
@@ -152,9 +152,7 @@ def zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def add_product(a, right, accumulator, WARPS: gl.constexpr):
-    """Issues the asynchronous matmul ``accumulator += a @ right``, with `a` in registers, rounded to the dtype of
-    `right`.
-    """
+    """Issues the matmul ``accumulator += a @ right``, with `a` in registers, rounded to the dtype of `right`."""
     layout: gl.constexpr = left_operand(accumulator_layout(a.shape[0], right.shape[1], WARPS))
     left = gl.convert_layout(a.to(right.dtype), layout, assert_trivial=True)
     return warpgroup_mma(left, right, accumulator, is_async=True)

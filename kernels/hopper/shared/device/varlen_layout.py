@@ -1,6 +1,4 @@
-"""Varlen layouts on the device: which tokens padded rows have (`VarlenLayout`), and how results are stored
-(`store_tile`).
-"""
+"""Varlen layouts on the device: the tokens of padded rows (`VarlenLayout`), and how results are stored."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

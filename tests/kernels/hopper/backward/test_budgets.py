@@ -87,8 +87,7 @@ GROUP_ORDER = ORDER | {
     "warps meet": {"release"},
 }
 """With the way of grouped heads' dk and dv: the producer waits for their semaphore and arrives at a barrier; the
-consumers, who
-wait there, load, store and add, meet at their own barrier, and release."""
+consumers, who wait there, load, store and add, meet at their own barrier, and release."""
 
 
 def order(ptx: str) -> dict[str, set[str]]:

@@ -42,8 +42,7 @@ def test_fits(case: Case) -> None:
     """Shared memory, registers, no matrix instruction made to wait; spills of scalars, never of tiles.
 
     The mask's reads cost nothing in steps without it, so the spills that all steps run are the spills of the tile
-    schedule.  A producer, which has few
-    registers, spills while it clears rows that take no part.
+    schedule.  A producer, which has few registers, spills while it clears rows that take no part.
     """
     used = built(case)
     assert used.shared_memory <= SHARED_BYTES

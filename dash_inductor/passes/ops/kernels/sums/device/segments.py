@@ -98,9 +98,7 @@ def _entry(VALUES, KEYS, ORDER, n, count, rows, values_n, values_c, column, insi
 
 @triton.jit
 def _finish(OUT, PART, total, key, is_whole, is_over, rows, columns, column, inside, HAS_BASE: tl.constexpr):
-    """Writes the sum of a segment that `is_over`: to its row if the whole segment is in this chunk, else as
-    first part.
-    """
+    """Writes the sum of a segment that `is_over`: to its row if this chunk has it all, else as first part."""
     out = OUT + key.to(tl.int64) * columns + column
     whole = inside & (is_over & is_whole & (key < rows))
     result = total
