@@ -27,7 +27,7 @@ Programs use no such device, so that a stand-in is told from the devices that a 
 """
 
 _NAME = re.compile(r"(?:cuda|cpu)(?::\d+)?")
-_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray, "new")
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray, "new", "new_tensor")
 """What makes a tensor from Python data: a function, or the name of a method."""
 
 
