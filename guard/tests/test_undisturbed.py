@@ -24,8 +24,7 @@ QUICK = (
 )  # fmt: skip
 CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
 NOT_RUN_AGAIN = (
-    "closures", "closures of ddp", "uneven inputs", "reentrant checkpoints of a static graph",
-    "optimizers in the backward", "optimizer in the backward and another",
+    "uneven inputs", "reentrant checkpoints of a static graph", "optimizers in the backward",
     "modules that write parameters", "modules that write parameters in ddp", "modules that write: file",
     "modules that write: open file", "modules that write: iterator",
     "modules that write: numpy generator",

@@ -52,12 +52,14 @@ class Program:
         model: a name for readers.
         attention: what the model calls.
         train: compiles a model and calls it, with tensors that want gradients.
+        needs: another package, "" if it needs none.
     """
 
     package: str
     model: str
     attention: str
     train: Callable[[], object]
+    needs: str = ""
 
     def __str__(self) -> str:
         return f"{self.package} {self.model} {self.attention}"
@@ -206,8 +208,8 @@ PROGRAMS = (
     Program("transformers", "Parakeet", "SDPA", _small(hf_programs.PARAKEET)),
     Program("transformers", "DeepSeek-V3.2", "SDPA", _small(hf_programs.DEEPSEEK_V32)),
     Program("transformers", "DeepSeek-V4", "by hand", _small(hf_programs.DEEPSEEK_V4)),
-    Program("transformers", "Llama", "flash_attention_2", _flash_attn_llama(packed=False)),
-    Program("transformers", "Llama", "flash_attention_2, packed", _flash_attn_llama(packed=True)),
+    Program("transformers", "Llama", "flash_attention_2", _flash_attn_llama(packed=False), "flash-attn"),
+    Program("transformers", "Llama", "flash_attention_2, packed", _flash_attn_llama(packed=True), "flash-attn"),
     Program("flash-attn", "MHA", "flash_attn_qkvpacked_func", _flash_attn()),
     Program("flash-attn", "MHA, grouped heads", "flash_attn_kvpacked_func", _flash_attn(num_heads_kv=2)),
     Program("flash-attn", "MHA, windows", "flash_attn_qkvpacked_func", _flash_attn(window_size=(127, 0))),

@@ -184,6 +184,10 @@ class Replicas(Check):
         return self._learned.get((entry.stage, entry.name)) or (LEARNED if self._learning > 0 else "")
 
     def _arrived(self, step: int, parts: list[tuple[list[Entry], list[str]]], arriving: Sequence[Arriving]) -> None:
+        kept = self._ring.of(step)
+        if kept:  # the roots have been sent: the step's number is that of a step that other optimizers have made
+            self.rank.coverage.unseen(self.name, "the first step of an optimizer that takes turns with others")
+            return
         found: dict[tuple[str, str], dict[str, tuple[str, bytes]]] = {}
         again: set[tuple[str, str]] = set()
         for (entries, descriptions), numbers in zip(parts, arriving, strict=True):
@@ -198,7 +202,6 @@ class Replicas(Check):
                 else:
                     why = "no other rank is declared to have it" if not of else "its list of ranks is too long"
                     self.rank.coverage.unseen(self.name, f"{entry.stage}: {why}")
-        kept = self._ring.of(step)
         for (of, stage), table in found.items():
             # Optimizers divide parameters among ranks, each in its own order; frozen ones are in the order of writes.
             if (of, stage) in again or stage == FROZEN:

@@ -78,7 +78,7 @@ INDUCTOR += [ANY_DIM[2], ANY_DIM[4], ANY_DIM[5]]
 # Value wider than key, and wide heads.
 WIDE = [
     "causal,40,50,64,128,2,float32,0.1,all",
-    "full,33,40,192,128,1,bfloat16,0.07,holes",
+    "full,33,40,192,128,1,float16,0.07,holes",
     "band(-9;9),40,33,20,300,1,float16,0.1,all,apart",
     "causal,33,40,512,300,1,float16,0.04,holes",
 ]
