@@ -79,9 +79,9 @@ test-newest:
 		tests/examples/test_demo.py tests/examples/test_training.py tests/kernels/portable/test_interpreter.py
 
 # What takes long: every family of models with every kind of inputs, programs of other packages, and more compiled and interpreted kernels.  60 minutes
-# on two cores, or CASES=K/N for a part.  Tests of programs are skipped without `make .programs/.ready`.
+# on two cores, or CASES=K/N for a part, which leaves out the programs if `make .programs/.ready` has not installed them.
 test-models: CASES := $(if $(filter few,$(CASES)),all,$(CASES))
-test-models: $(READY)
+test-models: $(READY) $(if $(filter few,$(CASES)),.programs/.ready)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "full and not gpu" --cases $(CASES) $(PYTEST_ARGS)
 
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.

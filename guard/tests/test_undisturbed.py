@@ -20,7 +20,7 @@ QUICK = (
     "modules that write: object", "modules that write: file", "modules that write: numpy array",
     "modules that write: iterator", "compiled modules that write: global",
     "ddp views kept", "ddp static", "unused parameters", "sums of gradients of ddp", "modules with state of their own",
-    "copies of the model", "uneven inputs", "recomputes with unused parameters in views",
+    "copies of the model", "two models", "uneven inputs", "recomputes with unused parameters in views",
 )  # fmt: skip
 CONTROLS = {"gradient": "seen", "random": "random", "version": "versions"}
 NOT_RUN_AGAIN = (
