@@ -93,7 +93,7 @@ def documents(rng: random.Random) -> None:
 
 def packed_documents(rng: random.Random) -> None:
     """The backward's tables of packed documents."""
-    mask_tables.ALIGNMENT = rng.choice((8, 16))
+    mask_tables.ALIGNMENT = rng.choice((8, 16, 128))
     mask_tables.SLOTS, mask_tables.COLUMNS = rng.choice((1, 4, 64)), rng.choice((1, 4, 32))
     same_document_tables(rng, mask_tables.ALIGNMENT)
 
