@@ -224,6 +224,7 @@ def test_every_head_dim_compiles_and_is_right() -> None:
         PairedAttention.random(150, 170, Band(), dim=dim, dtype=dtype, scale=dim**-0.5, device=DEVICE, **data)
         for dim in (16, 32, 96, 192, 256)
         for dtype, data in ((BF16, {"dense": "qk"}), (BF16, {"bias": "hqk:random"}), (FP32, {"bias": "qk:infinite"}))
+        if dtype is BF16 or dim <= 128  # others are left to PyTorch in fp32
     ]
     tiles = [forward_tiles(arch, 8 * p.q.element_size(), p.q.shape[3], p.v.shape[3]) for p in given]
     assert all(isinstance(t, Tiles) for t in tiles)

@@ -184,7 +184,7 @@ def test_calls_of_the_operator_are_made_again_for_other_data(monkeypatch: pytest
         return (torch.rand(2, 1, 900, 900, generator=rng) < 0.3).cuda()
 
     def made(mask: str, extras: list[torch.Tensor]) -> MaskTables:
-        return MaskTables(*operator(extras, 900, 900, 2, 4, 2, mask, str(PLAN)))
+        return MaskTables(*operator(extras, 900, 900, 2, 4, 2, mask, str(PLAN), True))
 
     def wanted(mask: str, extras: list[torch.Tensor]) -> MaskTables:
         return defined(MaskData.of(Mask.parse(mask), extras, (2, 4, 2, 900, 900)), PLAN)
