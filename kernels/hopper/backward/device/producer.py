@@ -105,7 +105,10 @@ def produce(
         q_head = work.q_head()
         for part in gl.static_range(SCHEDULE.PARTS):
             kv = SCHEDULE.KV_TILE(place_in_launch, part, facts, BLOCK_Q, BLOCK_KV)
-            if kv * BLOCK_KV < work.kv_len:
+            exists = kv * BLOCK_KV < work.kv_len
+            if varlen_layout.VARLEN_ROWS:  # a kv tile without a token has no gradient, in any head of its group
+                exists = exists & ((tile_schedule.steps(kv) > 0) | (varlen_layout.count(kv * BLOCK_KV, BLOCK_KV) > 0))
+            if exists:
                 announce(shared, n, position, kv)
                 steps = tile_schedule.steps(kv)
                 kv_row = kv * BLOCK_KV - work.first_key()
