@@ -44,8 +44,8 @@ DEVICE = "cuda"
 DROPOUT = 0.1
 TABLES = (
     "find_starts", "first_equal", "seen", "classify", "write_seen", "unite_kinds", "rank_contributors",
-    "write_tile_schedules",
-    "write_rows", "write_document_tables", "measure_documents", "find_documents", "measure_documents_of_mask", "order_q_tiles",
+    "write_tile_schedules", "write_rows", "write_document_tables", "measure_documents", "find_documents",
+    "measure_documents_of_mask", "order_q_tiles",
 )  # fmt: skip
 """The kernels of `dash_inductor::mask_tables`, `document_tiles` and `document_tiles_of_mask`."""
 

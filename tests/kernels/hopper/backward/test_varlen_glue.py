@@ -97,8 +97,14 @@ class VarlenExpected(DataExpected):
 
 
 def check(launch: VarlenLaunch, simulation: Any, tile_schedules: TileSchedules, expected: VarlenExpected) -> None:
-    """Sums of dq by rows; dk and dv of whole kv tiles by TMA, of others the tokens that they have."""
+    """Sums of dq by rows; dk and dv of whole kv tiles by TMA, of others the tokens that they have.
+
+    Kv tiles without a token take no part in the sums of groups.
+    """
     check_dq(simulation, expected, tile_schedules)
+    for pointer, _half in simulation.sums:
+        tile = pointer.offset // (BLOCK_KV * (expected.columns + expected.value_columns))
+        assert expected.tokens(tile % launch.tables.n_kv), pointer
     stored: dict[Any, Store] = {}
     for store in simulation.stores:
         nothing = store.how == "some rows" and store.coordinates[-1] == 0
@@ -171,6 +177,8 @@ CONTROLS = {
     "K free while the other warpgroup stores rows of it": (
         "role_barrier()\n        if not shared.RESULTS_IN_DQ", "if not shared.RESULTS_IN_DQ",
     ),
+    "sums of tiles without a token": ("(varlen_layout.count(kv * BLOCK_KV, BLOCK_KV) > 0)", "True"),
+    "tiles of tokens that nobody sees passed over": ("(varlen_layout.count(kv * BLOCK_KV, BLOCK_KV) > 0)", "False"),
     "the wrong tensor": ("store_tile(varlen_layout, targets.dv,", "store_tile(varlen_layout, targets.dk,"),
 }  # fmt: skip
 
