@@ -81,7 +81,7 @@ test-newest:
 # What takes long: every family of models with every kind of inputs, programs of other packages, and more compiled and interpreted kernels.  60 minutes
 # on two cores, or CASES=K/N for a part, which leaves out the programs if `make .programs/.ready` has not installed them.
 test-models: CASES := $(if $(filter few,$(CASES)),all,$(CASES))
-test-models: $(READY) $(if $(filter few,$(CASES)),.programs/.ready)
+test-models: $(READY) $(if $(filter few all,$(CASES)),.programs/.ready)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "full and not gpu" --cases $(CASES) $(PYTEST_ARGS)
 
 # The table of models with every version of transformers that requirements/ names.  ONLY="Bert T5" does so for some families.

@@ -25,9 +25,9 @@ def test_program(program: Program) -> None:
         pytest.importorskip("megatron.core", reason="megatron-core is for Linux")
     lacking = [name for name in (program.package, program.needs) if not sources.fetched(name)]
     if lacking:
-        pytest.skip(f"{lacking[0]} is not fetched: make test-models does so where there is a network")
+        pytest.skip(f"{lacking[0]} is not fetched: make .programs/.ready does so where there is a network")
     if program.package not in (*sources.SOURCES, "transformers", "megatron-core") and not PACKAGES.exists():
-        pytest.skip(f"make test-models installs requirements/programs.txt into {PACKAGES}")
+        pytest.skip(f"{program.package} is not installed: make .programs/.ready does so")
     assert h100_lines([str(program)]) == {str(program): golden()["lines"][str(program)]}
 
 
